@@ -1,0 +1,42 @@
+"""pykv: a KV memory for GGUF models. Bookkeeping in numpy, tensors in ggml.
+
+Names are loaded when first used, so that ``import pykv`` costs nothing and the pure packages
+(``pykv.batch``, ``pykv.cells``) work where the extension is not built.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pykv.batch import Batch
+    from pykv.errors import PykvError
+    from pykv.memory import KVCache, MemorySpec
+    from pykv.runtime import Context, Model
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Batch": "pykv.batch",
+    "Context": "pykv.runtime",
+    "KVCache": "pykv.memory",
+    "MemorySpec": "pykv.memory",
+    "Model": "pykv.runtime",
+    "PykvError": "pykv.errors",
+}
+
+__all__ = ["Batch", "Context", "KVCache", "MemorySpec", "Model", "PykvError", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'pykv' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,110 @@
+"""Everything pykv raises on purpose.
+
+Each error is also the builtin that a caller would guess, so ``except ValueError`` works without knowing pykv.
+A message names the argument, the value it had and the limit it broke; when one is raised, nothing has changed.
+"""
+
+from __future__ import annotations
+
+
+class PykvError(Exception):
+    """Base of all errors raised by pykv."""
+
+
+class ParamError(PykvError, ValueError):
+    """A parameter of a model, context or memory that cannot be honoured."""
+
+
+class BatchError(PykvError, ValueError):
+    """A batch that is malformed or does not continue what is stored.
+
+    Attributes
+    ----------
+    seq_id : the sequence at fault, or None where no single one is.
+    last : last stored position of that sequence (-1 = empty), or None.
+    first : first offered position of that sequence, or None.
+    """
+
+    def __init__(
+        self, message: str, *, seq_id: int | None = None, last: int | None = None, first: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.seq_id = seq_id
+        self.last = last
+        self.first = first
+
+
+class SequenceError(PykvError, IndexError, ValueError):
+    """A sequence id outside the ids that this memory accepts."""
+
+
+class NoSlotError(PykvError, RuntimeError):
+    """No free cells for the batch; the memory is byte for byte as before. A smaller batch may fit."""
+
+
+class ContextLengthExceeded(PykvError, ValueError):
+    """More tokens than a sequence's share of the context can ever hold."""
+
+
+class ShiftUnsupported(PykvError, NotImplementedError):
+    """Positions cannot be moved in this memory; `reason` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"positions cannot be shifted: {reason}")
+        self.reason = reason
+
+
+class PendingUpdateError(PykvError, NotImplementedError):
+    """A queued change of stored data (K-shift, stream copy) that this version cannot carry out."""
+
+
+class StateError(PykvError, ValueError):
+    """A saved state that is malformed or does not fit this memory."""
+
+
+class GGUFError(PykvError, ValueError):
+    """A GGUF file that cannot be read, or lacks or mistypes something."""
+
+
+class UnknownArchitectureError(GGUFError):
+    """A model family that pykv does not build; the message lists those it does."""
+
+
+class TokenizerError(PykvError, ValueError):
+    """A vocabulary or a token id that cannot be used."""
+
+
+class ChatTemplateError(PykvError, ValueError):
+    """A chat template that is missing, broken, or refuses the messages."""
+
+
+class ComputeError(PykvError, RuntimeError):
+    """The backend failed while computing a graph."""
+
+
+class ComputeCancelled(PykvError, RuntimeError):
+    """The caller cancelled the computation; the memory is as after the last whole ubatch."""
+
+
+class UnsupportedOpError(PykvError, NotImplementedError):
+    """No backend at hand can run an operation of the graph."""
+
+
+class TensorError(PykvError, ValueError):
+    """Operands whose shape, type or layout an operation does not take."""
+
+
+class AllocError(PykvError, MemoryError):
+    """A buffer that cannot be had; the message names its purpose and its size."""
+
+
+class UseAfterCloseError(PykvError, RuntimeError):
+    """An object that has been closed, or whose owner has been."""
+
+
+class ConcurrentUseError(PykvError, RuntimeError):
+    """A second thread entered an object that serves one at a time."""
+
+
+class DownloadError(PykvError, OSError):
+    """A model file that could not be fetched or failed its checksum."""

@@ -1,0 +1,35 @@
+"""Names that several layers share: array aliases, limits of the format, and the one protocol that batches need."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_SEQ = 256
+"""Largest number of sequences that any memory can tell apart (llama.cpp: LLAMA_MAX_SEQ)."""
+
+POS_INF = 2**31 - 1
+"""The open end of a position range."""
+
+NO_POS = -1
+"""Position of an empty cell, and the last position of an empty sequence."""
+
+BoolArray = NDArray[np.bool_]
+I32Array = NDArray[np.int32]
+I64Array = NDArray[np.int64]
+F32Array = NDArray[np.float32]
+AnyArray = NDArray[Any]
+
+
+class PositionSource(Protocol):
+    """What a batch asks a memory: where each sequence begins and ends."""
+
+    def pos_min(self, seq_id: int) -> int:
+        """Return the smallest stored position of a sequence, -1 if it is empty."""
+        ...
+
+    def pos_max(self, seq_id: int) -> int:
+        """Return the largest stored position of a sequence, -1 if it is empty."""
+        ...
