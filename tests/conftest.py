@@ -1,0 +1,73 @@
+"""Fixtures that every test may ask for. Nothing here loads the extension or llama.cpp by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.oracle import Oracle, OracleError
+from support.tiny_gguf import TINY_MODELS, TinyModel
+
+
+def _real_model(variable: str, name: str) -> Path:
+    """Return the file that the environment names, else the one `pykv pull` left; fail, never skip."""
+    if given := os.environ.get(variable):
+        path = Path(given)
+    else:
+        from pykv.cli.catalog import cached_path
+
+        path = Path(cached_path(name))
+    if not path.is_file():
+        pytest.fail(f"no model at {path}: run `pykv pull {name}`, or set {variable}", pytrace=False)
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct Q4_1: llama family, 30 layers, 9 heads of 64 over 3 KV heads."""
+    return _real_model("PYKV_TEST_SMOLLM2", "smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3 270M Q4_K_M: 18 layers, one KV head of 256, sliding windows of 512 on most layers."""
+    return _real_model("PYKV_TEST_GEMMA3", "gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def write_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TinyModel], Path]:
+    """Write tiny models, each shape once a session."""
+    folder = tmp_path_factory.mktemp("tiny-gguf")
+    written: dict[TinyModel, Path] = {}
+
+    def write(model: TinyModel) -> Path:
+        if model not in written:
+            written[model] = model.write(folder / f"{len(written):02}-{model.arch}.gguf")
+        return written[model]
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def tiny_paths(write_tiny: Callable[[TinyModel], Path]) -> dict[str, Path]:
+    """Every model of `TINY_MODELS` as a file."""
+    return {name: write_tiny(model) for name, model in TINY_MODELS.items()}
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_path(tiny_paths: dict[str, Path]) -> Path:
+    """The plain tiny model: `TINY_MODELS["llama"]`."""
+    return tiny_paths["llama"]
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Iterator[Oracle]:
+    """One llama.cpp process for the whole session."""
+    try:
+        process = Oracle.from_environment()
+    except OracleError as error:
+        pytest.fail(str(error), pytrace=False)
+    with process:
+        yield process

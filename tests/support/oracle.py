@@ -1,0 +1,202 @@
+"""Talk to real llama.cpp, which lives in a child process of another interpreter.
+
+Two ggml copies must not share a process, so nothing here imports llama-cpp-python; `PYKV_ORACLE_PYTHON`
+names the interpreter that can.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+F32Array = np.ndarray[Any, np.dtype[np.float32]]
+
+WORKER = Path(__file__).with_name("oracle_worker.py")
+PYTHON_VARIABLE = "PYKV_ORACLE_PYTHON"
+
+
+class OracleError(AssertionError):
+    """llama.cpp refused something that the test takes for granted."""
+
+
+@dataclass(frozen=True)
+class OracleBatch:
+    """One call of llama_decode, everything explicit: positions, ids per token, which rows come back."""
+
+    tokens: list[int]
+    pos: list[int]
+    seq_ids: list[tuple[int, ...]]
+    logits: list[bool] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Sequence[int],
+        start: int = 0,
+        seq_id: int | Sequence[int] = 0,
+        logits: str | Sequence[bool] = "last",
+    ) -> OracleBatch:
+        """Return the run of tokens at positions start, start + 1, ... of one sequence or of coupled ones."""
+        n, ids = len(tokens), (seq_id,) if isinstance(seq_id, int) else tuple(seq_id)
+        flags = {"last": [False] * (n - 1) + [True], "all": [True] * n, "none": [False] * n}
+        wanted = flags[logits] if isinstance(logits, str) else list(logits)
+        return cls(list(tokens), list(range(start, start + n)), [ids] * n, wanted)
+
+    def message(self) -> dict[str, Any]:
+        """Return the form that the child reads."""
+        plain = [int(t) for t in self.tokens], [int(p) for p in self.pos], [bool(f) for f in self.logits]
+        return {"tokens": plain[0], "pos": plain[1], "seq_ids": self.seq_ids, "logits": plain[2]}
+
+
+class Oracle:
+    """A llama.cpp process. Close it, or use it in a `with` statement; a lost child fails the next call."""
+
+    def __init__(self, python: str) -> None:
+        self._child = subprocess.Popen(
+            [python, str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        )
+
+    @classmethod
+    def from_environment(cls) -> Oracle:
+        """Start the interpreter that `PYKV_ORACLE_PYTHON` names."""
+        python = os.environ.get(PYTHON_VARIABLE)
+        if not python:
+            raise OracleError(f"set {PYTHON_VARIABLE} to a Python that has llama-cpp-python 0.3.36 installed")
+        return cls(python)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Run one method of the worker and return its result."""
+        return self.timed(method, *args, **kwargs)[0]
+
+    def timed(self, method: str, *args: Any, **kwargs: Any) -> tuple[Any, float]:
+        """Return the result and how long it took inside the child, in seconds."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        data = pickle.dumps((method, args, kwargs), protocol=5)
+        try:
+            self._child.stdin.write(struct.pack("<Q", len(data)) + data)
+            self._child.stdin.flush()
+            header = self._child.stdout.read(8)
+        except BrokenPipeError:
+            header = b""
+        if len(header) < 8:
+            raise OracleError(f"llama.cpp's process ended with {self._child.wait()} in {method}{args!r:.200}")
+        ok, result, seconds = pickle.loads(self._child.stdout.read(struct.unpack("<Q", header)[0]))
+        if not ok:
+            raise OracleError(f"{method}: {result}")
+        return result, seconds
+
+    def info(self) -> dict[str, str]:
+        """Return llama.cpp's version, the kernels it was built with, and the child's Python."""
+        return dict(self.call("info"))
+
+    def tokenize(
+        self, path: Path, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Return llama.cpp's tokens for a text."""
+        return list(self.call("tokenize", str(path), text, add_special, parse_special))
+
+    def detokenize(self, path: Path, tokens: Sequence[int], *, unparse_special: bool = True) -> bytes:
+        """Return the bytes of some tokens; control tokens are left out unless `unparse_special`."""
+        return bytes(self.call("detokenize", str(path), [int(t) for t in tokens], False, unparse_special))
+
+    def pieces(self, path: Path, tokens: Sequence[int], *, special: bool = True) -> list[bytes]:
+        """Return the bytes of each token on its own."""
+        return list(self.call("pieces", str(path), [int(t) for t in tokens], special))
+
+    def vocab_info(self, path: Path) -> dict[str, Any]:
+        """Return n_vocab, bos, eos, eot, add_bos, add_eos and the list eog of a model."""
+        return dict(self.call("vocab_info", str(path)))
+
+    def context(self, path: Path, **params: Any) -> OracleContext:
+        """Create a context; `params` are llama_context_params' names, types as in pykv."""
+        return OracleContext(self, self.call("context", str(path), **params))
+
+    def close(self) -> None:
+        """End the child: first by closing its stdin, then, if it hangs, by its own id."""
+        if self._child.poll() is None:
+            assert self._child.stdin is not None
+            self._child.stdin.close()
+            try:
+                self._child.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+                self._child.wait()
+        if self._child.stdout is not None:
+            self._child.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class OracleContext:
+    """A llama.cpp context: decode batches, edit its memory, ask its sizes."""
+
+    def __init__(self, oracle: Oracle, created: dict[str, int]) -> None:
+        self._oracle = oracle
+        self._id = created["id"]
+        self.n_ctx, self.n_ctx_seq = created["n_ctx"], created["n_ctx_seq"]
+        self.n_batch, self.n_ubatch = created["n_batch"], created["n_ubatch"]
+        self.n_vocab = created["n_vocab"]
+
+    def decode(self, *batches: OracleBatch) -> list[F32Array]:
+        """Decode batches in order; return the wanted rows of each, (n_outputs, n_vocab)."""
+        replies = self._oracle.call("decode", self._id, [batch.message() for batch in batches])
+        if bad := [code for code, _ in replies if code]:
+            raise OracleError(f"llama_decode returned {bad[0]}")
+        return [rows for _, rows in replies]
+
+    def decode_code(self, batch: OracleBatch) -> int:
+        """Decode one batch and return llama_decode's code, whatever it is."""
+        return int(self._oracle.call("decode", self._id, [batch.message()])[0][0])
+
+    def greedy(self, prompt: OracleBatch, n_steps: int) -> tuple[list[int], F32Array]:
+        """Return n_steps tokens, each the largest logit, and the rows (n_steps, n_vocab) they came from."""
+        tokens, rows = self._oracle.call("greedy", self._id, prompt.message(), n_steps)
+        return tokens, rows
+
+    def memory(self, verb: str, *args: int) -> Any:
+        """Call llama_memory_<verb>: seq_rm, seq_cp, seq_keep, seq_add, seq_div, seq_pos_min, clear, ..."""
+        return self._oracle.call("memory", self._id, verb, *args)
+
+    def kv_nbytes(self) -> list[dict[str, int]]:
+        """Return per cache (iSWA: base, swa) total, k and v in bytes, and n_cells of one stream."""
+        return list(self._oracle.call("kv_nbytes", self._id))
+
+    def state_seq_data(self, seq_id: int) -> bytes:
+        """Return llama.cpp's saved state of one sequence."""
+        return bytes(self._oracle.call("state_seq_data", self._id, seq_id))
+
+    def state_seq_set(self, data: bytes, seq_id: int) -> int:
+        """Restore a state into a sequence; return the bytes read, 0 = refused."""
+        return int(self._oracle.call("state_seq_set", self._id, data, seq_id))
+
+    def close(self) -> None:
+        """Free the context; its model stays loaded."""
+        self._oracle.call("free", self._id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
