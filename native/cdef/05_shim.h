@@ -1,0 +1,21 @@
+const char * pykv_built_ggml_version(void);
+size_t pykv_built_tensor_overhead(void);
+
+void pykv_install_abort_hook(void);
+void pykv_install_log(void);
+void pykv_remove_log(void);
+
+bool pykv_backend_set_n_threads(ggml_backend_t backend, int n_threads);
+bool pykv_backend_watch_cancel(ggml_backend_t backend, int32_t * flag);
+void * pykv_threadpool_new(ggml_backend_t backend, int n_threads);
+bool pykv_backend_set_threadpool(ggml_backend_t backend, void * pool);
+void pykv_threadpool_free(ggml_backend_t backend, void * pool);
+
+bool pykv_interrupt_defer(int32_t * flag);
+bool pykv_interrupt_restore(void);
+
+int64_t pykv_gguf_join_strings(const struct gguf_context * ctx, int64_t key_id, char * out, int64_t * ends,
+                               int64_t capacity);
+
+bool pykv_to_float(enum ggml_type type, const void * src, float * dst, int64_t n);
+bool pykv_from_float(enum ggml_type type, const float * src, void * dst, int64_t n);

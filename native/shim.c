@@ -1,0 +1,185 @@
+#include "shim.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#ifndef PYKV_GGML_VERSION
+#error "PYKV_GGML_VERSION comes from CMake"
+#endif
+
+// ggml_tensor_overhead() adds the size of a private header to each tensor: three words and a padded enum
+#define PYKV_OBJECT_SIZE 32
+
+const char * pykv_built_ggml_version(void) { return PYKV_GGML_VERSION; }
+
+size_t pykv_built_tensor_overhead(void) { return PYKV_OBJECT_SIZE + sizeof(struct ggml_tensor); }
+
+// ---- abort -------------------------------------------------------------------------------------------------------
+
+static void on_abort(const char * message) {
+    fprintf(stderr, "pykv: fatal error inside ggml, the process ends: %s\n", message);
+    fflush(stderr);
+}
+
+void pykv_install_abort_hook(void) { ggml_set_abort_callback(on_abort); }
+
+// ---- log ---------------------------------------------------------------------------------------------------------
+
+// defined in the generated source; Python implements it
+void pykv_log_to_python(enum ggml_log_level level, const char * text);
+
+static void on_log(enum ggml_log_level level, const char * text, void * user) {
+    (void) user;
+    pykv_log_to_python(level, text);
+}
+
+static void drop_log(enum ggml_log_level level, const char * text, void * user) {
+    (void) level;
+    (void) text;
+    (void) user;
+}
+
+void pykv_install_log(void) { ggml_log_set(on_log, NULL); }
+
+void pykv_remove_log(void) { ggml_log_set(drop_log, NULL); }
+
+// ---- threads and cancel ------------------------------------------------------------------------------------------
+
+static void * proc(ggml_backend_t backend, const char * name) {
+    ggml_backend_dev_t dev = ggml_backend_get_device(backend);
+    return dev ? ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev), name) : NULL;
+}
+
+bool pykv_backend_set_n_threads(ggml_backend_t backend, int n_threads) {
+    ggml_backend_set_n_threads_t set = (ggml_backend_set_n_threads_t) proc(backend, "ggml_backend_set_n_threads");
+    if (!set) return false;
+    set(backend, n_threads);
+    return true;
+}
+
+static bool is_cancelled(void * flag) { return *(volatile int32_t *) flag != 0; }
+
+bool pykv_backend_watch_cancel(ggml_backend_t backend, int32_t * flag) {
+    ggml_backend_set_abort_callback_t set =
+        (ggml_backend_set_abort_callback_t) proc(backend, "ggml_backend_set_abort_callback");
+    if (!set) return false;
+    set(backend, flag ? is_cancelled : NULL, flag);
+    return true;
+}
+
+typedef struct ggml_threadpool * (*threadpool_new_fn)(struct ggml_threadpool_params *);
+typedef void (*threadpool_free_fn)(struct ggml_threadpool *);
+typedef void (*set_threadpool_fn)(ggml_backend_t, struct ggml_threadpool *);
+
+void * pykv_threadpool_new(ggml_backend_t backend, int n_threads) {
+    threadpool_new_fn make = (threadpool_new_fn) proc(backend, "ggml_threadpool_new");
+    if (!make || !proc(backend, "ggml_threadpool_free") || !proc(backend, "ggml_backend_cpu_set_threadpool")) {
+        return NULL;
+    }
+    struct ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+    return make(&params);
+}
+
+bool pykv_backend_set_threadpool(ggml_backend_t backend, void * pool) {
+    set_threadpool_fn set = (set_threadpool_fn) proc(backend, "ggml_backend_cpu_set_threadpool");
+    if (!set) return false;
+    set(backend, (struct ggml_threadpool *) pool);
+    return true;
+}
+
+void pykv_threadpool_free(ggml_backend_t backend, void * pool) {
+    threadpool_free_fn release = (threadpool_free_fn) proc(backend, "ggml_threadpool_free");
+    if (release && pool) release((struct ggml_threadpool *) pool);
+}
+
+// ---- Ctrl-C ------------------------------------------------------------------------------------------------------
+
+static volatile sig_atomic_t interrupted;
+static int32_t * volatile interrupt_flag;
+
+static void on_interrupt(int signum) {
+    (void) signum;
+    interrupted = 1;
+    if (interrupt_flag) *(volatile int32_t *) interrupt_flag = 1;
+}
+
+#ifdef _WIN32
+static void (*previous)(int);
+
+static bool swap_in(void) {
+    previous = signal(SIGINT, on_interrupt);
+    return previous != SIG_ERR && previous != SIG_IGN;
+}
+
+static void swap_back(void) { signal(SIGINT, previous); }
+#else
+static struct sigaction previous;
+
+static bool swap_in(void) {
+    struct sigaction ours;
+    memset(&ours, 0, sizeof ours);
+    ours.sa_handler = on_interrupt;
+    sigemptyset(&ours.sa_mask);
+    return sigaction(SIGINT, &ours, &previous) == 0 && previous.sa_handler != SIG_IGN;
+}
+
+static void swap_back(void) { sigaction(SIGINT, &previous, NULL); }
+#endif
+
+bool pykv_interrupt_defer(int32_t * flag) {
+    interrupted = 0;
+    interrupt_flag = flag;
+    if (swap_in()) return true;
+    swap_back();
+    return false;
+}
+
+bool pykv_interrupt_restore(void) {
+    swap_back();
+    interrupt_flag = NULL;
+    return interrupted != 0;
+}
+
+// ---- gguf --------------------------------------------------------------------------------------------------------
+
+int64_t pykv_gguf_join_strings(const struct gguf_context * ctx, int64_t key_id, char * out, int64_t * ends,
+                               int64_t capacity) {
+    const size_t n = gguf_get_arr_n(ctx, key_id);
+    int64_t total = 0;
+    for (size_t i = 0; i < n; ++i) total += (int64_t) strlen(gguf_get_arr_str(ctx, key_id, i));
+    if (total > capacity) return total;
+    int64_t at = 0;
+    for (size_t i = 0; i < n; ++i) {
+        const char * text = gguf_get_arr_str(ctx, key_id, i);
+        const size_t length = strlen(text);
+        memcpy(out + at, text, length);
+        at += (int64_t) length;
+        ends[i] = at;
+    }
+    return total;
+}
+
+// ---- types -------------------------------------------------------------------------------------------------------
+
+bool pykv_to_float(enum ggml_type type, const void * src, float * dst, int64_t n) {
+    if (type == GGML_TYPE_F32) {
+        memcpy(dst, src, (size_t) n * sizeof(float));
+        return true;
+    }
+    const struct ggml_type_traits * traits = ggml_get_type_traits(type);
+    if (!traits->to_float) return false;
+    traits->to_float(src, dst, n);
+    return true;
+}
+
+bool pykv_from_float(enum ggml_type type, const float * src, void * dst, int64_t n) {
+    if (type == GGML_TYPE_F32) {
+        memcpy(dst, src, (size_t) n * sizeof(float));
+        return true;
+    }
+    const struct ggml_type_traits * traits = ggml_get_type_traits(type);
+    if (!traits->from_float_ref) return false;
+    traits->from_float_ref(src, dst, n);
+    return true;
+}

@@ -1,0 +1,38 @@
+// What cffi cannot express: callbacks that ggml may call from any thread, and functions that ggml hands out by name.
+#pragma once
+
+#include <ggml-backend.h>
+#include <ggml.h>
+#include <gguf.h>
+
+// facts about the ggml that this extension was compiled against, compared with the loaded one at import
+const char * pykv_built_ggml_version(void);
+size_t pykv_built_tensor_overhead(void);
+
+// a fatal ggml assertion: write the message to stderr and let the process die
+void pykv_install_abort_hook(void);
+
+// pass ggml's log lines to pykv_on_log, which cffi generates and Python implements
+void pykv_install_log(void);
+void pykv_remove_log(void);
+
+// false where the backend has no such notion (only the CPU has)
+bool pykv_backend_set_n_threads(ggml_backend_t backend, int n_threads);
+bool pykv_backend_watch_cancel(ggml_backend_t backend, int32_t * flag);
+void * pykv_threadpool_new(ggml_backend_t backend, int n_threads);
+bool pykv_backend_set_threadpool(ggml_backend_t backend, void * pool);
+void pykv_threadpool_free(ggml_backend_t backend, void * pool);
+
+// hold back Ctrl-C while a batch is computed: it sets *flag instead; false where it is ignored or cannot be held.
+// restore returns whether it came in between
+bool pykv_interrupt_defer(int32_t * flag);
+bool pykv_interrupt_restore(void);
+
+// copy a string array into `out`, one after the other, with the end offset of each in `ends`;
+// returns the bytes needed, and copies nothing when `capacity` is smaller
+int64_t pykv_gguf_join_strings(const struct gguf_context * ctx, int64_t key_id, char * out, int64_t * ends,
+                               int64_t capacity);
+
+// convert n elements (whole blocks); false where ggml has no conversion for the type
+bool pykv_to_float(enum ggml_type type, const void * src, float * dst, int64_t n);
+bool pykv_from_float(enum ggml_type type, const float * src, void * dst, int64_t n);

@@ -1,0 +1,33 @@
+"""Python objects over ggml: devices, buffers, arenas, tensors, graphs, the scheduler. No C data leaves this package."""
+
+from pykv.ggml import log_bridge as _log_bridge  # noqa: F401  (installs itself)
+from pykv.ggml.arena import Arena
+from pykv.ggml.backend import Backend, CancelFlag
+from pykv.ggml.buffer import Buffer, BufferType
+from pykv.ggml.device import Device, cpu_device, devices, find_device
+from pykv.ggml.graph import Graph
+from pykv.ggml.interrupt import HeldInterrupt
+from pykv.ggml.ops import RopeParams
+from pykv.ggml.sched import Sched
+from pykv.ggml.tensor import Tensor
+from pykv.ggml.types import DType, from_float, to_float
+
+__all__ = [
+    "Arena",
+    "Backend",
+    "Buffer",
+    "BufferType",
+    "CancelFlag",
+    "DType",
+    "Device",
+    "Graph",
+    "HeldInterrupt",
+    "RopeParams",
+    "Sched",
+    "Tensor",
+    "cpu_device",
+    "devices",
+    "find_device",
+    "from_float",
+    "to_float",
+]

@@ -1,0 +1,155 @@
+"""Buffers: backend memory, its types, and the tensors placed in it."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pykv._native import ffi, lib
+from pykv.errors import AllocError, ConcurrentUseError, TensorError
+from pykv.ggml.owner import Owner
+from pykv.typing import AnyArray
+
+if TYPE_CHECKING:
+    from pykv.ggml.arena import Arena
+    from pykv.ggml.device import Device
+    from pykv.ggml.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class BufferType:
+    """A kind of backend memory; equal when it is the same C object."""
+
+    ptr: Any = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return str(ffi.string(lib.ggml_backend_buft_name(self.ptr)).decode())
+
+    @property
+    def alignment(self) -> int:
+        """Bytes at whose multiples tensors start."""
+        return int(lib.ggml_backend_buft_get_alignment(self.ptr))
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the CPU can read and write the memory directly."""
+        return bool(lib.ggml_backend_buft_is_host(self.ptr))
+
+    def alloc_size(self, arena: Arena) -> int:
+        """Return the bytes that `Buffer.allocate` would take for the arena's tensors. Allocates nothing."""
+        return int(lib.ggml_backend_alloc_ctx_tensors_from_buft_size(arena.ptr, self.ptr))
+
+
+class Buffer(Owner):
+    """One allocation of backend memory.
+
+    Made by `allocate` (room for an arena's tensors) or `wrap` (memory that exists already).
+    """
+
+    def __init__(self, ptr: Any, *parents: Owner, keep: object = None) -> None:
+        self._keep = keep
+        self._n_leases = 0
+        self._own(ptr, lib.ggml_backend_buffer_free, *parents)
+
+    @classmethod
+    def allocate(cls, arena: Arena, buffer_type: BufferType, purpose: str) -> Buffer:
+        """Allocate one buffer for all tensors of an arena and place them in it. The memory is zeroed.
+
+        Raises
+        ------
+        AllocError : the memory cannot be had; the message names `purpose` and the bytes.
+        """
+        n_bytes = buffer_type.alloc_size(arena)
+        ptr = lib.ggml_backend_alloc_ctx_tensors_from_buft(arena.ptr, buffer_type.ptr)
+        if ptr == ffi.NULL:
+            raise AllocError(f"{purpose}: {buffer_type.name} has no room for {n_bytes} bytes")
+        buffer = cls(ptr, keep=arena)
+        lib.ggml_backend_buffer_clear(ptr, 0)
+        return buffer
+
+    @classmethod
+    def wrap(cls, device: Device, memory: Any, n_bytes: int, max_tensor: int, keep: object) -> Buffer:
+        """Wrap host memory for a device that can read it in place.
+
+        Raises
+        ------
+        AllocError : the device refuses.
+        """
+        ptr = lib.ggml_backend_dev_buffer_from_host_ptr(device.ptr, memory, n_bytes, max_tensor)
+        if ptr == ffi.NULL:
+            raise AllocError(f"{device.name} cannot use {n_bytes} bytes of host memory in place")
+        return cls(ptr, keep=keep)
+
+    @property
+    def nbytes(self) -> int:
+        return int(lib.ggml_backend_buffer_get_size(self.ptr))
+
+    @property
+    def is_host(self) -> bool:
+        return bool(lib.ggml_backend_buffer_is_host(self.ptr))
+
+    def mark_weights(self) -> None:
+        """Tell the scheduler to prefer the device where these tensors lie."""
+        lib.ggml_backend_buffer_set_usage(self.ptr, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
+
+    def clear(self) -> None:
+        """Set all bytes to zero."""
+        lib.ggml_backend_buffer_clear(self.ptr, 0)
+
+    def place(self, tensor: Tensor, offset: int) -> None:
+        """Give a tensor the memory at a byte offset.
+
+        Raises
+        ------
+        TensorError : it does not fit, is misaligned, or has data already.
+        """
+        base = int(ffi.cast("uintptr_t", lib.ggml_backend_buffer_get_base(self.ptr)))
+        if tensor.is_allocated:
+            raise TensorError(f"{tensor!r} has data already")
+        if offset < 0 or offset + tensor.nbytes > self.nbytes:
+            raise TensorError(f"{tensor!r}: {tensor.nbytes} bytes at {offset} leave a buffer of {self.nbytes} bytes")
+        status = lib.ggml_backend_tensor_alloc(self.ptr, tensor.ptr, ffi.cast("void *", base + offset))
+        if status != lib.GGML_STATUS_SUCCESS:
+            raise AllocError(f"{tensor!r} cannot be placed at byte {offset}")
+        tensor.owner = self
+
+    def adopt(self, tensor: Tensor) -> Tensor:
+        """Note that this buffer holds the tensor's data; returns the tensor."""
+        tensor.owner = self
+        return tensor
+
+    def host_view(self, tensor: Tensor) -> AnyArray:
+        """Return the tensor's data as a writable array without a copy, shape `ne` reversed.
+
+        The array is a lease: while it or a view of it lives, `close` refuses.
+
+        Raises
+        ------
+        TensorError : not in this buffer, not in host memory, not contiguous, or of a type that numpy lacks.
+        """
+        kind = tensor.dtype.numpy_dtype
+        if tensor.owner is not self or not self.is_host or not tensor.is_contiguous or kind is None:
+            raise TensorError(f"{tensor!r} has no host view")
+        memory = ffi.buffer(tensor.raw.data, prod(tensor.ne) * kind.itemsize)
+        self._n_leases += 1
+        weakref.finalize(memory, self._end_lease)  # the bound method keeps the buffer alive
+        return np.frombuffer(memory, kind).reshape(tuple(reversed(tensor.ne)))
+
+    def _end_lease(self) -> None:
+        self._n_leases -= 1
+
+    def close(self) -> None:
+        """Free the memory.
+
+        Raises
+        ------
+        ConcurrentUseError : host views of it are still alive.
+        """
+        if self._n_leases:
+            raise ConcurrentUseError(f"the buffer has {self._n_leases} live host views; drop them before close()")
+        super().close()

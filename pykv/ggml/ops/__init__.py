@@ -1,0 +1,30 @@
+"""Graph operations: each checks its operands, then makes one C call. Nothing is computed here."""
+
+from pykv.ggml.ops.arithmetic import add, mul, rms_norm, scale, swiglu, tanh
+from pykv.ggml.ops.attention import RopeParams, flash_attn, rope, soft_max
+from pykv.ggml.ops.matmul import mul_mat
+from pykv.ggml.ops.rows import get_rows, set_rows
+from pykv.ggml.ops.shape import cast, cont, pad, permute, reshape, transpose, view
+
+__all__ = [
+    "RopeParams",
+    "add",
+    "cast",
+    "cont",
+    "flash_attn",
+    "get_rows",
+    "mul",
+    "mul_mat",
+    "pad",
+    "permute",
+    "reshape",
+    "rms_norm",
+    "rope",
+    "scale",
+    "set_rows",
+    "soft_max",
+    "swiglu",
+    "tanh",
+    "transpose",
+    "view",
+]

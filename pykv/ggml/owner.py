@@ -1,0 +1,74 @@
+"""Lifetimes: objects that own something in C, freed once, after all that stands on them.
+
+An owner has ``close()``, works in ``with``, and frees itself when collected. Children hold their parents
+strongly and parents count their children: a parent that is closed early refuses further use at once, and
+its memory goes when the last child lets go. Parents never hold children.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Self
+
+from pykv.errors import UseAfterCloseError
+
+
+class _Claim:
+    """The C pointer and the count of those who need it; freed when nobody does."""
+
+    __slots__ = ("free", "holders", "parents", "ptr")
+
+    def __init__(self, ptr: Any, free: Callable[[Any], None], parents: tuple[_Claim, ...]) -> None:
+        self.ptr, self.free, self.parents, self.holders = ptr, free, parents, 1
+        for parent in parents:
+            parent.holders += 1
+
+    def release(self) -> None:
+        self.holders -= 1
+        if self.holders == 0:
+            self.free(self.ptr)
+            for parent in self.parents:
+                parent.release()
+
+
+class Owner:
+    """Base of everything that must be freed.
+
+    Subclasses call `_own` once, at the end of ``__init__``.
+    """
+
+    _claim: _Claim
+    _finalizer: weakref.finalize[Any, Any]
+
+    def _own(self, ptr: Any, free: Callable[[Any], None], *parents: Owner) -> None:
+        claims = tuple(parent._claim for parent in parents if parent.ptr is not None)
+        self._claim = _Claim(ptr, free, claims)
+        self._finalizer = weakref.finalize(self, self._claim.release)
+
+    @property
+    def ptr(self) -> Any:
+        """The C pointer.
+
+        Raises
+        ------
+        UseAfterCloseError : the object was closed.
+        """
+        if not self._finalizer.alive:
+            raise UseAfterCloseError(f"{type(self).__name__} is closed")
+        return self._claim.ptr
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """Let go of the C object. Safe to call twice."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        _ = self.ptr
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,160 @@
+"""Tensor: a ggml tensor with its owner, its shape read once, and checked access to its data."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pykv._native import ffi, lib
+from pykv.errors import TensorError
+from pykv.ggml.types import DType, to_float
+from pykv.typing import AnyArray, F32Array
+
+if TYPE_CHECKING:
+    from pykv.ggml.arena import Arena
+    from pykv.ggml.owner import Owner
+
+_NAME_BYTES = int(lib.GGML_MAX_NAME) - 1
+
+
+class Tensor:
+    """A tensor `[ne0, ne1, ne2, ne3]`, first dim contiguous; shape and strides never change.
+
+    Attributes
+    ----------
+    ne : elements per dim.
+    nb : byte stride per dim.
+    owner : what keeps the data's buffer alive; None for tensors that a scheduler allocates.
+    """
+
+    __slots__ = ("arena", "dtype", "nb", "ne", "owner", "raw")
+
+    def __init__(self, raw: Any, arena: Arena) -> None:
+        self.raw, self.arena = raw, arena
+        self.dtype = DType(raw.type)
+        self.ne: tuple[int, int, int, int] = tuple(ffi.unpack(raw.ne, 4))
+        self.nb: tuple[int, int, int, int] = tuple(ffi.unpack(raw.nb, 4))
+        self.owner: Owner | None = None
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.dtype.label}, {list(self.ne)})"
+
+    @property
+    def name(self) -> str:
+        return str(ffi.string(lib.ggml_get_name(self.ptr)).decode(errors="replace"))
+
+    @property
+    def ptr(self) -> Any:
+        """The C pointer; raises `UseAfterCloseError` when the arena is closed."""
+        _ = self.arena.ptr
+        return self.raw
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first to behind the last element (more than the elements', in a strided view)."""
+        return int(lib.ggml_nbytes(self.ptr))
+
+    @property
+    def n_elements(self) -> int:
+        return prod(self.ne)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie one after the other in ne order."""
+        expect = self.dtype.type_size
+        if self.nb[0] != expect:
+            return False
+        expect = expect * (self.ne[0] // self.dtype.block_size)
+        for n, stride in zip(self.ne[1:], self.nb[1:], strict=True):
+            if n != 1 and stride != expect:
+                return False
+            expect *= n
+        return True
+
+    @property
+    def is_allocated(self) -> bool:
+        raw = self.ptr
+        return bool(raw.data != ffi.NULL or (raw.view_src != ffi.NULL and raw.view_src.data != ffi.NULL))
+
+    def named(self, name: str) -> Tensor:
+        """Set the name that logs and debuggers show; returns self."""
+        lib.ggml_set_name(self.ptr, name.encode()[:_NAME_BYTES])
+        return self
+
+    def as_input(self) -> Tensor:
+        """Mark as filled by the caller before each compute; returns self."""
+        lib.ggml_set_input(self.ptr)
+        return self
+
+    def as_output(self) -> Tensor:
+        """Mark as read by the caller after compute; returns self."""
+        lib.ggml_set_output(self.ptr)
+        return self
+
+    def set(self, array: AnyArray, offset: int = 0) -> None:
+        """Write the bytes of a C-contiguous array at a byte offset. Mutates the tensor's data.
+
+        Raises
+        ------
+        TensorError : no data yet, the array is not contiguous, or it does not fit.
+        """
+        self._check_span(offset, array.nbytes, "array")
+        if not array.flags.c_contiguous:
+            raise TensorError("array is not C-contiguous")
+        lib.ggml_backend_tensor_set(self.raw, ffi.from_buffer(array), offset, array.nbytes)
+
+    def get_into(self, array: AnyArray, offset: int = 0) -> None:
+        """Read bytes from a byte offset into a writable C-contiguous array, as many as it holds."""
+        self._check_span(offset, array.nbytes, "array")
+        if not array.flags.c_contiguous or not array.flags.writeable:
+            raise TensorError("array must be C-contiguous and writable")
+        target = ffi.from_buffer(array, require_writable=True)
+        lib.ggml_backend_tensor_get(self.raw, target, offset, array.nbytes)
+
+    def fill(self, value: int = 0) -> None:
+        """Set every byte of the data to `value`."""
+        self._check_span(0, self.nbytes, "fill")
+        lib.ggml_backend_tensor_memset(self.raw, value, 0, self.nbytes)
+
+    def raw_bytes(self) -> AnyArray:
+        """Return a copy of the data as uint8 of shape (nbytes,)."""
+        out = np.empty(self.nbytes, np.uint8)
+        self.get_into(out)
+        return out
+
+    def numpy(self) -> AnyArray:
+        """Return a copy of the data, shape `ne` reversed.
+
+        Quantised and bf16 tensors come as raw blocks, uint8 of shape (..., row bytes); see `to_f32`.
+
+        Raises
+        ------
+        TensorError : no data yet, or a view that is not contiguous.
+        """
+        if not self.is_contiguous:
+            raise TensorError(f"{self!r} is a strided view; copy it with ops.cont in a graph first")
+        shape = tuple(reversed(self.ne))
+        kind = self.dtype.numpy_dtype
+        if kind is None:
+            return self.raw_bytes().reshape(*shape[:-1], self.dtype.row_size(self.ne[0]))
+        out = np.empty(shape, kind)
+        self.get_into(out)
+        return out
+
+    def to_f32(self) -> F32Array:
+        """Return a copy of the data converted to float32, shape `ne` reversed."""
+        if not self.is_contiguous:
+            raise TensorError(f"{self!r} is a strided view; copy it with ops.cont in a graph first")
+        return to_float(self.dtype, self.raw_bytes(), self.n_elements).reshape(tuple(reversed(self.ne)))
+
+    def _check_span(self, offset: int, n_bytes: int, what: str) -> None:
+        if self.owner is not None:
+            _ = self.owner.ptr  # raises when the buffer is closed
+        if not self.is_allocated:
+            raise TensorError(f"{self!r} has no data yet")
+        if offset < 0 or offset + n_bytes > self.nbytes:
+            raise TensorError(
+                f"{what} of {n_bytes} bytes at offset {offset} leaves {self!r}, which has {self.nbytes} bytes"
+            )
