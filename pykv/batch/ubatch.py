@@ -57,12 +57,12 @@ class UBatch:
 
     @property
     def n_pos(self) -> int:
-        return self.pos.shape[0]
+        return len(self.pos)
 
     @property
     def is_pos_2d(self) -> bool:
         """Whether positions carry a row and a column beside the time (M-RoPE)."""
-        return self.pos.shape[0] >= 3
+        return len(self.pos) >= 3
 
     @cached_property
     def n_outputs(self) -> int:

@@ -1,0 +1,84 @@
+"""Which sequences each token of a batch belongs to."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from pykv.batch.arrays import frozen
+from pykv.batch.batch import IdSets
+from pykv.errors import BatchError
+from pykv.typing import MAX_SEQ, I32Array
+
+_ALONE: IdSets = tuple((seq,) for seq in range(MAX_SEQ))
+
+
+class Membership(NamedTuple):
+    """The id-set of each token, seen in the ways that checks and splits need.
+
+    Attributes
+    ----------
+    ids : per token, its ids in ascending order, at least one.
+    first : (n,) the smallest id of each token.
+    lead : (n,) the id that the caller listed first, whose positions an unplaced token continues.
+    unique : the distinct ids, ascending.
+    coupled : whether some token has several ids.
+    """
+
+    ids: IdSets
+    first: I32Array
+    lead: I32Array
+    unique: tuple[int, ...]
+    coupled: bool
+
+    def pairs(self) -> tuple[I32Array, I32Array]:
+        """Return (index of token, id), one pair for each id of each token, in batch order."""
+        n = len(self.ids)
+        if not self.coupled:
+            return np.arange(n, dtype=np.int32), self.first
+        counts = np.fromiter(map(len, self.ids), np.int32, n)
+        tokens = np.repeat(np.arange(n, dtype=np.int32), counts)
+        return tokens, np.fromiter(chain.from_iterable(self.ids), np.int32, len(tokens))
+
+
+def membership(seq_id: int | I32Array | IdSets, n: int, n_seq_max: int) -> Membership:
+    """Sort the ids of `n` tokens; an id outside ``[0, n_seq_max)`` or an empty set raises `BatchError`.
+
+    note: checked before anything is indexed by an id (batch.md 1.2).
+    """
+    if isinstance(seq_id, int):
+        _check_range(seq_id, seq_id, n_seq_max)
+        first = np.empty(n, np.int32)
+        first[:] = seq_id
+        frozen(first)
+        return Membership((_ALONE[seq_id],) * n, first, first, (seq_id,), False)
+    if isinstance(seq_id, np.ndarray):
+        _check_range(int(seq_id.min()), int(seq_id.max()), n_seq_max)
+        unique = np.flatnonzero(np.bincount(seq_id, minlength=n_seq_max))
+        ids = tuple(map(_ALONE.__getitem__, seq_id.tolist()))
+        return Membership(ids, seq_id, seq_id, tuple(unique.tolist()), False)
+    return _coupled(seq_id, n_seq_max)
+
+
+def _coupled(listed: IdSets, n_seq_max: int) -> Membership:
+    distinct = dict.fromkeys(listed)
+    for entry in distinct:
+        if not entry:
+            # differs from llama.cpp: refused, because the cell of a token without sequences is never freed
+            raise BatchError(f"token {listed.index(entry)} has no sequence ids; at least one is needed")
+    unique = sorted(set(chain.from_iterable(distinct)))
+    _check_range(unique[0], unique[-1], n_seq_max)
+    ascending = {entry: tuple(sorted(entry)) for entry in distinct}
+    ids = tuple(map(ascending.__getitem__, listed))
+    first, lead = (np.fromiter((entry[0] for entry in sets), np.int32, len(ids)) for sets in (ids, listed))
+    return Membership(
+        ids, frozen(first), frozen(lead), tuple(unique), any(len(entry) > 1 for entry in distinct)
+    )
+
+
+def _check_range(low: int, high: int, n_seq_max: int) -> None:
+    if low < 0 or high >= n_seq_max:
+        culprit = low if low < 0 else high
+        raise BatchError(f"seq_id must lie in [0, n_seq_max = {n_seq_max}), got {culprit}", seq_id=culprit)
