@@ -1,0 +1,35 @@
+"""Bookkeeping of KV cells in numpy: which token sits where, who owns it, who may look at it.
+
+Never touches a tensor and needs no extension. `CellStreams` is the way in.
+"""
+
+from pykv.cells.index import element_indices, row_indices
+from pykv.cells.kv_cells import CellSnapshot, KVCells
+from pykv.cells.lookups import encoder_position_buckets, position_buckets, previous_tokens, relative_bucket
+from pykv.cells.mask import MaskRule, NonCausal, fill_mask, visible
+from pykv.cells.ranges import clip_range
+from pykv.cells.slot import SlotInfo, find_slot
+from pykv.cells.streams import CellStreams
+from pykv.cells.window import NO_WINDOW, SwaType, Window
+
+__all__ = [
+    "NO_WINDOW",
+    "CellSnapshot",
+    "CellStreams",
+    "KVCells",
+    "MaskRule",
+    "NonCausal",
+    "SlotInfo",
+    "SwaType",
+    "Window",
+    "clip_range",
+    "element_indices",
+    "encoder_position_buckets",
+    "fill_mask",
+    "find_slot",
+    "position_buckets",
+    "previous_tokens",
+    "relative_bucket",
+    "row_indices",
+    "visible",
+]

@@ -1,0 +1,37 @@
+"""Where the K and V rows of a slot go, as indices for a scatter.
+
+Source: spec kv_cache.md section 8; follows llama.cpp's ``set_input_k_idxs`` and ``set_input_v_idxs``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pykv.cells.slot import SlotInfo
+from pykv.typing import I64Array
+
+
+def row_indices(slot: SlotInfo, n_cells: int) -> I64Array:
+    """Return (n_tokens,) row of each token in K, or in V stored by rows, all streams being one run of rows.
+
+    Parameters
+    ----------
+    n_cells : cells of one stream.
+    """
+    if slot.streams == (0,):
+        return slot.idxs.reshape(-1)
+    base = np.asarray(slot.streams, np.int64) * n_cells
+    return (slot.idxs + base[:, None]).reshape(-1)
+
+
+def element_indices(slot: SlotInfo, n_cells: int, n_embd_v: int) -> I64Array:
+    """Return (n_tokens * n_embd_v,) element of each value in V stored by channels, token after token.
+
+    Parameters
+    ----------
+    n_cells : cells of one stream.
+    n_embd_v : widest V row of all layers, values.
+    """
+    base = np.asarray(slot.streams, np.int64) * (n_cells * n_embd_v)
+    first = (slot.idxs + base[:, None]).reshape(-1, 1)
+    return (first + np.arange(n_embd_v) * n_cells).reshape(-1)

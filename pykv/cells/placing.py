@@ -1,0 +1,129 @@
+"""Write one ubatch into the cells of a slot, and take such writes back.
+
+Source: spec kv_cache.md sections 3 and 4; follows llama.cpp's ``llama_kv_cache::apply_ubatch``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pykv.batch.ubatch import UBatch
+from pykv.cells.kv_cells import NO_TOKEN, CellSnapshot, KVCells
+from pykv.cells.seq_cells import ends
+from pykv.errors import ParamError
+from pykv.typing import NO_POS, POS_INF, I32Array, I64Array
+
+
+class Journal:
+    """Copies of the cells that a trial overwrites, to be put back in reverse order."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[KVCells, I64Array, CellSnapshot]] = []
+
+    def note(self, cells: KVCells, idxs: I64Array) -> None:
+        """Copy cells that are about to change."""
+        self._entries.append((cells, idxs, cells.snapshot(idxs)))
+
+    def undo(self) -> None:
+        """Put every copied cell back as it was."""
+        while self._entries:
+            cells, idxs, snap = self._entries.pop()
+            cells.restore(idxs, snap)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The run of tokens of one ubatch that goes into one stream.
+
+    Attributes
+    ----------
+    tokens : the run.
+    with_ext : whether column, row and token are recorded.
+    embd_tok : token recorded for embeddings.
+    """
+
+    ubatch: UBatch
+    tokens: slice
+    with_ext: bool
+    embd_tok: int = NO_TOKEN
+
+    def ext(self) -> tuple[int | I32Array, int | I32Array, int | I32Array]:
+        """Return column, row and token: (k,) each, or one for all."""
+        ub = self.ubatch
+        x, y = (ub.pos[2, self.tokens], ub.pos[1, self.tokens]) if ub.is_pos_2d else (0, 0)
+        return x, y, self.embd_tok if ub.token is None else ub.token[self.tokens]
+
+    def members(self) -> Iterator[tuple[int, I64Array | slice]]:
+        """Yield each sequence with the tokens of the run, counted from its start, that belong to it."""
+        ids = self.ubatch.seq_ids[self.tokens]
+        groups = set(ids)
+        if len(groups) == 1:
+            for s in ids[0]:
+                yield s, slice(None)
+            return
+        for s in sorted({s for group in groups for s in group}):
+            having = {group for group in groups if s in group}
+            yield s, np.array([i for i, group in enumerate(ids) if group in having])
+
+
+def check_positions(ubatch: UBatch) -> None:
+    """Refuse positions that no cell can hold; raises ParamError."""
+    lo, hi = ends(ubatch.pos[0])
+    if lo < 0 or hi >= POS_INF:
+        raise ParamError(f"ubatch: has position {lo if lo < 0 else hi}, the limits are 0 and {POS_INF - 1}")
+
+
+def check_writable(cells: KVCells, idxs: I64Array) -> None:
+    """Refuse to overwrite a cell that several sequences share, or that none owns.
+
+    Raises
+    ------
+    ParamError
+        Naming the cells; a slot from a current search never holds any.
+    """
+    kept = (cells.pos[idxs] != NO_POS) & (cells.n_owners[idxs] != 1)
+    if np.count_nonzero(kept):
+        raise ParamError(f"slot: cells {idxs[kept]} are occupied and have not exactly one owner")
+
+
+def place(cells: KVCells, idxs: I64Array, part: Part, journal: Journal | None) -> None:
+    """Let tokens take their cells, throwing out what those held.
+
+    Afterwards older leftovers of a sequence that lost a cell are purged too, so that no position is missing
+    between its smallest and its largest.
+    """
+    if journal:
+        journal.note(cells, idxs)
+    over = idxs[cells.pos[idxs] != NO_POS]
+    lost = _last_positions(cells, over) if over.size else {}
+    if over.size:
+        cells.rm(over)
+    cells.pos_set(idxs, part.ubatch.pos[0, part.tokens])
+    if part.with_ext:
+        cells.ext_set(idxs, *part.ext())
+    for s, tokens in part.members():
+        cells.seq_add(idxs[tokens], s)
+    for s, last in lost.items():
+        _purge(cells, s, last, journal)
+
+
+def _last_positions(cells: KVCells, idxs: I64Array) -> dict[int, int]:
+    """Return, per sequence that owns any of these cells, the largest position it has there."""
+    last = {}
+    for s in cells.sequences():
+        held = cells.pos[idxs[cells.member(s)[idxs]]]
+        if held.size:
+            last[s] = int(held.max())
+    return last
+
+
+def _purge(cells: KVCells, s: int, last: int, journal: Journal | None) -> None:
+    old = cells.find(s, 0, last + 1)
+    if old.size == 0:
+        return
+    if journal:
+        journal.note(cells, old)
+    cells.seq_rm(old, s)

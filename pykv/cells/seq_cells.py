@@ -1,0 +1,87 @@
+"""The cells of one sequence: who they are, how many, and from which position to which.
+
+One row of flags and two cached ends stand for an ordered set of (position, cell): a step costs array writes
+instead of tree updates. Follows llama.cpp's ``llama_kv_cells::seq_pos``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pykv.typing import NO_POS, BoolArray, I32Array, I64Array
+
+
+def ends(values: I32Array | I64Array) -> tuple[int, int]:
+    """Return the smallest and the largest of at least one value."""
+    if values.size == 1:  # the decode path: a reduction costs ten times an item
+        only = int(values[0])
+        return only, only
+    return int(values.min()), int(values.max())
+
+
+class SeqCells:
+    """Membership of one sequence within one stream.
+
+    Attributes
+    ----------
+    row : (n,) whether the cell belongs to the sequence.
+    view : the same, read-only.
+    count : number of cells that do.
+    """
+
+    __slots__ = ("_hi", "_lo", "_stale", "count", "row", "view")
+
+    def __init__(self, n: int) -> None:
+        self.row: BoolArray = np.zeros(n, np.bool_)
+        self.view = self.row.view()
+        self.view.flags.writeable = False
+        self.count = 0
+        self._lo = self._hi = NO_POS
+        self._stale = False
+
+    def clear(self) -> None:
+        """Forget every cell."""
+        if self.count:
+            self.row.fill(False)
+        self._emptied()
+
+    def add(self, idxs: I64Array, pos: I32Array) -> None:
+        """Take in cells that hold `pos` and are not members yet."""
+        lo, hi = ends(pos)
+        if self.count == 0:
+            self._lo, self._hi = lo, hi
+        elif not self._stale:
+            self._lo, self._hi = min(lo, self._lo), max(hi, self._hi)
+        self.row[idxs] = True
+        self.count += idxs.size
+
+    def drop(self, idxs: I64Array, pos: I32Array) -> None:
+        """Let go of members that hold `pos`."""
+        self.row[idxs] = False
+        self.count -= idxs.size
+        if self.count == 0:
+            self._emptied()
+        elif not self._stale:
+            lo, hi = ends(pos)
+            self._stale = lo <= self._lo or hi >= self._hi
+
+    def moved(self) -> None:
+        """Note that positions of members have changed."""
+        self._stale = self.count > 0
+
+    def pos_ends(self, pos: I32Array) -> tuple[int, int]:
+        """Return the smallest and the largest position, (-1, -1) without cells.
+
+        Parameters
+        ----------
+        pos : (m,) positions of the first m cells, which include every member.
+        """
+        if self._stale:
+            self._lo, self._hi = ends(pos[self.row[: pos.size]])
+            self._stale = False
+        return self._lo, self._hi
+
+    def _emptied(self) -> None:
+        self.count = 0
+        self._lo = self._hi = NO_POS
+        self._stale = False
