@@ -1,4 +1,4 @@
-"""The ``pykv`` command. This file needs nothing but the standard library, so that a missing extra is one line."""
+"""The ``pykv`` command. This file needs only the standard library, so that a missing extra is one line."""
 
 from __future__ import annotations
 

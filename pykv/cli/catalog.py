@@ -85,7 +85,7 @@ ENTRIES: dict[str, Entry] = {
 
 
 def cache_folder() -> Path:
-    """Return the folder that keeps the models: ``PYKV_CACHE``, else the user's cache folder. Does not create it."""
+    """Return the folder that keeps the models: ``PYKV_CACHE``, else the user's cache. Does not create it."""
     override = os.environ.get(CACHE_VARIABLE)
     if override:
         return Path(override).expanduser()
@@ -104,7 +104,9 @@ def find_entry(name: str) -> Entry:
     """
     entry = ENTRIES.get(name)
     if entry is None:
-        raise DownloadError(f"no model named {name!r} in the catalogue; there are: {', '.join(sorted(ENTRIES))}")
+        raise DownloadError(
+            f"no model named {name!r} in the catalogue; there are: {', '.join(sorted(ENTRIES))}"
+        )
     return entry
 
 

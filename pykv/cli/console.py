@@ -1,4 +1,4 @@
-"""Where the commands write: results on stdout, everything about them on stderr; and how sizes and speeds are spelt.
+"""Where the commands write: results on stdout, all about them on stderr; and how sizes and times are spelt.
 
 Colour follows rich: none where the output is no terminal or NO_COLOR is set.
 """

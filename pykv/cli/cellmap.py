@@ -1,0 +1,48 @@
+"""Draw who owns which cell: one character a cell, told apart by shape as well as by colour."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from pykv.cells import KVCells
+
+EMPTY, SHARED = ".", "#"
+_COLOURS = ("green", "yellow", "magenta", "blue")
+
+
+def cell_letters(cells: KVCells) -> str:
+    """Return a character a cell: ``.`` empty, ``A`` sequence 0 alone, ``B`` sequence 1 alone, ``#`` shared."""
+    letters = np.full(cells.n, EMPTY)
+    for seq_id in cells.sequences():
+        letters[cells.member(seq_id) & (cells.n_owners == 1)] = chr(ord("A") + seq_id % 26)
+    letters[cells.n_owners > 1] = SHARED
+    return "".join(letters)
+
+
+def cell_map(cells: KVCells, width: int = 64) -> Text:
+    """Return the map in rows of `width` cells; rows that are empty to the end are left out."""
+    from rich.text import Text
+
+    letters = cell_letters(cells)
+    used = max(1, -(-len(letters.rstrip(EMPTY)) // width))
+    drawn = Text()
+    for row in range(used):
+        drawn.append(f"{row * width:6} ", "dim")
+        for letter in letters[row * width : (row + 1) * width]:
+            drawn.append(letter, _style(letter))
+        drawn.append("\n")
+    left = len(letters) - used * width
+    if left > 0:
+        drawn.append(f"       ({left} more empty cells)\n", "dim")
+    return drawn
+
+
+def _style(letter: str) -> str:
+    if letter == EMPTY:
+        return "dim"
+    return "bold cyan" if letter == SHARED else _COLOURS[(ord(letter) - ord("A")) % len(_COLOURS)]

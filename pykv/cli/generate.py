@@ -1,0 +1,100 @@
+"""Prompt in, tokens out, both timed. What the commands share; a program of one's own needs none of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pykv.errors import ContextLengthExceeded
+
+if TYPE_CHECKING:
+    from pykv.runtime import Context
+    from pykv.runtime.sampling import Sampler
+
+
+@dataclass
+class Pace:
+    """How many tokens took how long."""
+
+    n_tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def per_second(self) -> float:
+        """Tokens a second, 0 before the first."""
+        return self.n_tokens / self.seconds if self.seconds else 0.0
+
+    def record(self) -> dict[str, float]:
+        """Return the figures for JSON."""
+        return {
+            "n_tokens": self.n_tokens,
+            "seconds": round(self.seconds, 6),
+            "tokens_per_s": round(self.per_second, 2),
+        }
+
+
+def prefill(context: Context, tokens: Sequence[int], n_batch: int, seq_id: int = 0) -> Pace:
+    """Decode a prompt in batches of at most `n_batch` tokens, with the logits of its last token.
+
+    Raises
+    ------
+    ContextLengthExceeded
+        The prompt does not leave room for one more token. Nothing has been decoded.
+    """
+    from pykv import Batch
+
+    stored = context.memory.pos_max(seq_id) + 1
+    if stored + len(tokens) >= context.n_ctx_seq:
+        raise ContextLengthExceeded(
+            f"a prompt of {len(tokens)} tokens after {stored} stored ones; the context holds {context.n_ctx_seq}"
+        )
+    begun = time.perf_counter()
+    for start in range(0, len(tokens), n_batch):
+        piece = tokens[start : start + n_batch]
+        is_last = start + n_batch >= len(tokens)
+        context.decode(Batch(piece, seq_id=seq_id, logits="last" if is_last else "none"))
+    return Pace(len(tokens), time.perf_counter() - begun)
+
+
+class Generation:
+    """Tokens after a prompt of one sequence, sampled one by one.
+
+    Attributes
+    ----------
+    pace : tokens and time so far, without the time that the caller takes between two tokens.
+    stop : why it ended: "end" (the model's end token), "limit", "context full"; "" while it goes on.
+    """
+
+    def __init__(self, context: Context, sampler: Sampler, eog_ids: Sequence[int] | frozenset[int]) -> None:
+        self.pace = Pace()
+        self.stop = ""
+        self._context = context
+        self._sampler = sampler
+        self._eog_ids = frozenset(eog_ids)
+
+    def tokens(self, limit: int, seq_id: int = 0) -> Iterator[int]:
+        """Yield at most `limit` tokens; every token but the last one yielded is stored in the memory."""
+        from pykv import Batch
+
+        room = self._context.n_ctx_seq - 1 - self._context.memory.pos_max(seq_id)
+        for i in range(limit):
+            begun = time.perf_counter()
+            token = self._sampler.sample(self._context.logits[-1])
+            self._sampler.accept(token)
+            if token in self._eog_ids:
+                self.stop = "end"
+                return
+            self.pace.n_tokens += 1
+            self.pace.seconds += time.perf_counter() - begun
+            yield token
+            if i + 1 == limit:
+                self.stop = "limit"
+                return
+            if i == room:
+                self.stop = "context full"
+                return
+            begun = time.perf_counter()
+            self._context.decode(Batch([token], seq_id=seq_id))
+            self.pace.seconds += time.perf_counter() - begun

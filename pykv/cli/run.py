@@ -1,0 +1,174 @@
+"""``pykv run``: a prompt through a model, streamed, with what it took."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pykv.cli import options
+from pykv.cli.catalog import model_path
+from pykv.cli.console import duration, notes, size, write_json
+from pykv.cli.generate import Generation, Pace, prefill
+
+if TYPE_CHECKING:
+    from pykv.runtime import Context, Model
+    from pykv.runtime.sampling import SamplingParams
+
+EXAMPLE = 'pykv run -m smollm2-135m -p "Why is the sky blue?" -n 64'
+
+DEFAULT_N_CTX = 4096
+N_BATCH = 2048
+
+
+@dataclass
+class Outcome:
+    """What one run made and what it took, also when it was stopped half-way."""
+
+    pieces: list[str] = field(default_factory=list)
+    prompt: Pace = field(default_factory=Pace)
+    generation: Pace = field(default_factory=Pace)
+    stop: str = "interrupted"
+
+
+@dataclass(frozen=True)
+class KVUse:
+    """How large the memory was: bytes, cells, and the types of its keys and values."""
+
+    nbytes: int
+    n_cells: int
+    type_k: str
+    type_v: str
+
+
+def command(
+    *,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="A GGUF file, or a name that `pykv pull` lists.")
+    ],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text; - reads it from stdin.")],
+    n: Annotated[int, typer.Option("--n-predict", "-n", min=1, help="At most so many new tokens.")] = 128,
+    system: Annotated[str | None, typer.Option("--system", help="A system message, in chat mode.")] = None,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--raw", help="Wrap the text in the model's chat template, or not.")
+    ] = None,
+    temp: Annotated[
+        float, typer.Option("--temp", min=0, help="Temperature; 0 takes the likeliest token.")
+    ] = 0.8,
+    top_k: Annotated[int, typer.Option("--top-k", min=0, help="Keep the k likeliest tokens; 0 = all.")] = 40,
+    top_p: Annotated[float, typer.Option("--top-p", min=0, max=1, help="Keep this much probability.")] = 0.95,
+    min_p: Annotated[
+        float, typer.Option("--min-p", min=0, max=1, help="Drop tokens below this share of the likeliest.")
+    ] = 0.05,
+    repeat_penalty: Annotated[
+        float, typer.Option("--repeat-penalty", help="Above 1 makes repetition less likely.")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
+    ctx: Annotated[
+        int | None, typer.Option("--ctx", "-c", min=0, help="Cells of the memory; 0 = as trained.")
+    ] = None,
+    type_k: options.TypeK = "f16",
+    type_v: options.TypeV = "f16",
+    flash_attn: options.FlashAttn = options.FlashAttention.AUTO,
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Continue a text, or answer it; the text goes to stdout, speed and memory to stderr.
+
+    Ctrl-C stops the text and still shows the figures.
+    """
+    from pykv.runtime.sampling import SamplingParams
+
+    params = SamplingParams(
+        temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repeat_penalty, seed=seed
+    )
+    text = sys.stdin.read() if prompt == "-" else prompt
+    import pykv
+
+    with pykv.Model.load(model_path(model)) as loaded:
+        tokens = _prompt_tokens(loaded, text, system, chat)
+        n_ctx = min(DEFAULT_N_CTX, loaded.hparams.n_ctx_train) if ctx is None else ctx
+        with loaded.context(
+            n_ctx=n_ctx,
+            n_batch=N_BATCH,
+            type_k=type_k,
+            type_v=type_v,
+            flash_attn=flash_attn.value,
+            n_threads=threads,
+        ) as context:
+            outcome = _run(loaded, context, tokens, n, params, stream=not json)
+            kv = KVUse(context.memory.nbytes, context.n_ctx_seq, type_k, type_v)
+    if json:
+        write_json(_record(model, outcome) | {"kv": asdict(kv)})
+    else:
+        _show(outcome, kv)
+    if outcome.stop == "interrupted":
+        raise typer.Exit(130)
+
+
+def _prompt_tokens(model: Model, text: str, system: str | None, chat: bool | None) -> list[int]:
+    if chat is None:
+        chat = model.tokenizer.chat_template is not None
+    if chat:
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        text = model.chat_template.render([*messages, {"role": "user", "content": text}])
+    return list(model.tokenizer.encode(text))
+
+
+def _run(
+    model: Model, context: Context, tokens: list[int], n: int, params: SamplingParams, *, stream: bool
+) -> Outcome:
+    """Feed the prompt and collect the answer, showing it as it comes; Ctrl-C ends either."""
+    from pykv.runtime.sampling import Sampler
+
+    outcome = Outcome()
+    generation = Generation(context, Sampler(params), model.tokenizer.eog_ids)
+    outcome.generation = generation.pace
+    decoder = model.tokenizer.stream()
+    try:
+        outcome.prompt = prefill(context, tokens, N_BATCH)
+        for token in generation.tokens(n):
+            _emit(outcome, decoder.push(token), stream)
+        outcome.stop = generation.stop
+    except KeyboardInterrupt:
+        outcome.stop = "interrupted"
+    _emit(outcome, decoder.flush(), stream)
+    if stream:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    return outcome
+
+
+def _emit(outcome: Outcome, piece: str, stream: bool) -> None:
+    outcome.pieces.append(piece)
+    if stream:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+
+def _record(model: str, outcome: Outcome) -> dict[str, object]:
+    return {
+        "model": model,
+        "text": "".join(outcome.pieces),
+        "stop": outcome.stop,
+        "prompt": outcome.prompt.record(),
+        "generation": outcome.generation.record(),
+    }
+
+
+def _show(outcome: Outcome, kv: KVUse) -> None:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for name, pace, remark in (
+        ("prompt", outcome.prompt, ""),
+        ("generation", outcome.generation, f"stopped: {outcome.stop}"),
+    ):
+        speed = f"{pace.per_second:.1f} tokens/s"
+        table.add_row(name, f"{pace.n_tokens} tokens", duration(pace.seconds), speed, remark)
+    table.add_row("KV memory", f"{kv.n_cells} cells", size(kv.nbytes), f"K {kv.type_k}, V {kv.type_v}", "")
+    console = notes()
+    console.print()
+    console.print(table)
