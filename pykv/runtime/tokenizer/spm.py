@@ -1,0 +1,161 @@
+"""SentencePiece's BPE: neighbours become one token, best score first, until no two neighbours form a token.
+
+The `tokenizers` library ranks pairs and has no equal ranks, while scores do tie (the leftmost pair then goes first),
+and its tables of pairs would take seconds to derive for a vocabulary of 262k tokens. So the merge loop is here.
+Follows `llm_tokenizer_spm_session` in llama.cpp's llama-vocab.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+
+from pykv.errors import TokenizerError
+from pykv.runtime.tokenizer.vocab import Vocab
+
+SPACE = "▁"
+"""The character that stands for a space in this family's tokens."""
+
+_NO_TOKEN = float("-inf")
+_SHORT = 64  # up to here a plain scan of the scores beats a heap
+_CACHED_WORDS = 1 << 16
+_LENGTH_BY_HIGH_BITS = (1,) * 12 + (2, 2, 3, 4)
+
+
+class SpmEncoder:
+    """Turns text without special tokens into ids."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._words: dict[str, list[int]] = {}
+
+    def encode(self, text: str, *, after_special: bool) -> list[int]:
+        """Return the ids of a fragment; it may hold bytes that are not UTF-8, as lone surrogates."""
+        if after_special and self._vocab.add_space_prefix:
+            text = " " + text
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return self._ids_of(merge_by_score(_malformed_symbols(text), self._scores))
+        ids: list[int] = []
+        for word in self._word_pattern.findall(text.replace(" ", SPACE)):
+            ids += self._words.get(word) or self._encode_word(word)
+        return ids
+
+    def _encode_word(self, word: str) -> list[int]:
+        if not word:
+            return []
+        ids = self._ids_of(merge_by_score(list(word), self._scores))
+        if len(word) <= _SHORT:
+            if len(self._words) >= _CACHED_WORDS:
+                self._words.clear()
+            self._words[word] = ids
+        return ids
+
+    def _ids_of(self, symbols: list[str]) -> list[int]:
+        ids: list[int] = []
+        known = self._vocab.ids
+        for symbol in symbols:
+            token = known.get(symbol)
+            if token is not None:
+                ids.append(token)
+            else:
+                ids.extend(map(self._byte_id, symbol.encode("utf-8", "surrogateescape")))
+        return ids
+
+    def _byte_id(self, byte: int) -> int:
+        token = self._byte_ids[byte]
+        if token is None:
+            # differs from llama.cpp: an error, because there the lookup ends the process
+            raise TokenizerError(f"the vocabulary has no token for the byte 0x{byte:02X}")
+        return token
+
+    @cached_property
+    def _scores(self) -> dict[str, float]:
+        return dict(zip(self._vocab.tokens, self._vocab.scores.tolist(), strict=True))
+
+    @cached_property
+    def _byte_ids(self) -> list[int | None]:
+        ids = self._vocab.ids
+        plain = [ids.get(chr(byte)) if byte < 0x80 else None for byte in range(256)]
+        return [ids.get(f"<0x{byte:02X}>", plain[byte]) for byte in range(256)]
+
+    @cached_property
+    def _word_pattern(self) -> re.Pattern[str]:
+        """Cut the text where no token can reach across, so that each part merges as it would within the whole.
+
+        That is before a space, unless some token holds the character before it and the space side by side.
+        """
+        joiners = set(re.findall(f"([^{SPACE}\n]){SPACE}", "\n".join(self._vocab.tokens)))
+        if any(f"\n{SPACE}" in token for token in self._vocab.tokens):
+            joiners.add("\n")
+        word = f"{SPACE}*[^{SPACE}]*"
+        if joiners:
+            word += f"(?:(?<=[{re.escape(''.join(sorted(joiners)))}]){SPACE}+[^{SPACE}]*)*"
+        return re.compile(word)
+
+
+def merge_by_score(symbols: list[str], scores: Mapping[str, float]) -> list[str]:
+    """Return the symbols after all merges: the pair with the best score first, of equal ones the leftmost."""
+    if len(symbols) > _SHORT:
+        return _merge_many(symbols, scores)
+    score = scores.get
+    gains = [score(left + right, _NO_TOKEN) for left, right in pairwise(symbols)]
+    while gains and (best := max(gains)) > _NO_TOKEN:
+        i = gains.index(best)
+        symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
+        del gains[i]
+        if i > 0:
+            gains[i - 1] = score(symbols[i - 1] + symbols[i], _NO_TOKEN)
+        if i < len(gains):
+            gains[i] = score(symbols[i] + symbols[i + 1], _NO_TOKEN)
+    return symbols
+
+
+def _merge_many(symbols: list[str], scores: Mapping[str, float]) -> list[str]:
+    """Do the same with a heap and a linked list, for long texts without a place to cut."""
+    n = len(symbols)
+    before, after = list(range(-1, n - 1)), list(range(1, n + 1))
+    heap: list[tuple[float, int, int, int]] = []
+
+    def offer(left: int, right: int) -> None:
+        if left >= 0 and right < n:
+            joined = symbols[left] + symbols[right]
+            score = scores.get(joined)
+            if score is not None:
+                heappush(heap, (-score, left, right, len(joined)))
+
+    for i in range(n - 1):
+        offer(i, i + 1)
+    heapify(heap)
+    while heap:
+        _, left, right, size = heappop(heap)
+        # note: symbols only grow, so an equal total length means that both are as they were when offered
+        if not symbols[left] or not symbols[right] or len(symbols[left]) + len(symbols[right]) != size:
+            continue
+        symbols[left] += symbols[right]
+        symbols[right] = ""
+        after[left] = after[right]
+        if after[right] < n:
+            before[after[right]] = left
+        offer(before[left], left)
+        offer(left, after[left])
+    return [symbol for symbol in symbols if symbol]
+
+
+def _malformed_symbols(text: str) -> list[str]:
+    """Return the characters of bytes that are not all UTF-8, each as long as its first byte promises.
+
+    Such a symbol may swallow the bytes after it; it keeps a lone surrogate, so it is never a token.
+    """
+    raw = text.encode("utf-8", "surrogateescape").replace(b" ", SPACE.encode())
+    symbols = []
+    i = 0
+    while i < len(raw):
+        size = _LENGTH_BY_HIGH_BITS[raw[i] >> 4]
+        symbols.append(raw[i : i + size].decode("utf-8", "surrogateescape"))
+        i += size
+    return symbols
