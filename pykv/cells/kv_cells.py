@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pykv.cells.cell_check import check_cells
-from pykv.cells.seq_cells import SeqCells, ends
+from pykv.cells.seq_cells import SeqCells, ends, tokens_by_sequence
 from pykv.errors import ParamError, SequenceError
 from pykv.typing import MAX_SEQ, NO_POS, POS_INF, AnyArray, BoolArray, I32Array, I64Array
 
@@ -181,13 +181,14 @@ class KVCells:
     def pos_set(self, idxs: Cells, p: int | I32Array) -> None:
         """Occupy empty cells at position `p`, one for all or (k,). Leaves `ext` and `shift`."""
         idxs, _, last = self._distinct(idxs)
-        if np.count_nonzero(self._pos[idxs] != NO_POS):
+        if idxs.size == 0:
+            return
+        if ends(self._pos[idxs])[1] != NO_POS:
             raise ParamError(f"idxs: cells {idxs[self._pos[idxs] != NO_POS]} are occupied already")
-        values = np.asarray(p)
-        lo, hi = (p, p) if isinstance(p, int) else ends(values) if values.size else (0, 0)
+        lo, hi = (p, p) if isinstance(p, int) else ends(p)
         if lo < 0 or hi >= POS_INF:
             raise ParamError(f"p = {lo if lo < 0 else hi}: positions are 0 to {POS_INF - 1}")
-        self._pos[idxs] = values
+        self._pos[idxs] = p
         self.n_used += idxs.size
         if last + 1 >= self._end:
             self._end, self._end_stale = last + 1, False
@@ -202,15 +203,28 @@ class KVCells:
     def seq_add(self, idxs: Cells, s: int) -> None:
         """Give occupied cells to a sequence that does not own them yet."""
         idxs = self._occupied(idxs)
-        seq = self._seqs.get(s)
-        if seq is None:
-            self._absent(s)
-            seq = self._seqs[s] = SeqCells(self.n)
-        elif np.count_nonzero(seq.row[idxs]):
-            raise ParamError(f"idxs: cells {idxs[seq.row[idxs]]} belong to sequence {s} already")
+        row = self.member(s)
+        if np.count_nonzero(row[idxs]):
+            raise ParamError(f"idxs: cells {idxs[row[idxs]]} belong to sequence {s} already")
         if idxs.size:
-            seq.add(idxs, self._pos[idxs])
+            self._own(idxs, s, self._pos[idxs])
             self._n_owners[idxs] += 1
+
+    def store(self, idxs: I64Array, pos: I32Array, seq_ids: tuple[tuple[int, ...], ...]) -> None:
+        """Fill empty cells with as many tokens: `pos_set`, then `seq_add` for every sequence of each token.
+
+        Parameters
+        ----------
+        pos : (k,) positions.
+        seq_ids : k times the sequences of one token.
+        """
+        groups, n_owners = tokens_by_sequence(seq_ids)
+        for s in groups:
+            self._absent(s)
+        self.pos_set(idxs, pos)
+        for s, tokens in groups.items():
+            self._own(idxs[tokens], s, pos[tokens])
+        self._n_owners[idxs] = n_owners
 
     def seq_rm(self, idxs: Cells, s: int) -> BoolArray:
         """Take cells away from a sequence that owns them. Returns (k,) which became empty."""
@@ -311,7 +325,7 @@ class KVCells:
 
     def _occupied(self, idxs: Cells) -> I64Array:
         arr, _, _ = self._distinct(idxs)
-        if np.count_nonzero(self._pos[arr] == NO_POS):
+        if arr.size and ends(self._pos[arr])[0] == NO_POS:
             raise ParamError(f"idxs: cells {arr[self._pos[arr] == NO_POS]} are empty")
         return arr
 
@@ -321,6 +335,13 @@ class KVCells:
         if not 0 <= s < MAX_SEQ:
             raise SequenceError(f"seq_id = {s}: a stream tells 0 to {MAX_SEQ - 1} apart")
         return NO_POS
+
+    def _own(self, idxs: I64Array, s: int, pos: I32Array) -> None:
+        """Let a sequence list cells that hold `pos`; the caller sets `n_owners`."""
+        seq = self._seqs.get(s)
+        if seq is None:
+            seq = self._seqs[s] = SeqCells(self.n)
+        seq.add(idxs, pos)
 
     def _disown(self, idxs: I64Array, keep: int | None = None) -> None:
         """Take cells out of every sequence but `keep`; the caller sets `n_owners`."""

@@ -83,7 +83,8 @@ class MaskRule:
         elif self.non_causal is NonCausal.SWA_FULL:
             # the window's run reaches p1 >= first: joined with the ubatch it is still one run
             lo, hi = np.minimum(lo, first), POS_INF
-        return np.clip(lo, 0, p1), np.clip(hi, p1, POS_INF)
+        zero = np.zeros(p1.shape, np.int64)  # lo or hi may be one number for all
+        return np.maximum(lo, zero), np.minimum(hi, zero + POS_INF)
 
 
 def visible(
@@ -171,6 +172,8 @@ class _Queries:
 
     def _differing(self, cells: KVCells, n_kv: int) -> I64Array:
         """Return the cells of the sequence that some of the rows may see and others not."""
+        if self.p1.size == 1 and self.xy is None:
+            return np.empty(0, np.int64)
         (lo0, lo1), (hi0, hi1) = ends(self.lo), ends(self.hi)
         edges = [(lo0, lo1 - 1), (hi0 + 1, hi1)]
         if self.xy is not None:

@@ -5,7 +5,6 @@ Source: spec kv_cache.md sections 3 and 4; follows llama.cpp's ``llama_kv_cache:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,18 +55,6 @@ class Part:
         x, y = (ub.pos[2, self.tokens], ub.pos[1, self.tokens]) if ub.is_pos_2d else (0, 0)
         return x, y, self.embd_tok if ub.token is None else ub.token[self.tokens]
 
-    def members(self) -> Iterator[tuple[int, I64Array | slice]]:
-        """Yield each sequence with the tokens of the run, counted from its start, that belong to it."""
-        ids = self.ubatch.seq_ids[self.tokens]
-        groups = set(ids)
-        if len(groups) == 1:
-            for s in ids[0]:
-                yield s, slice(None)
-            return
-        for s in sorted({s for group in groups for s in group}):
-            having = {group for group in groups if s in group}
-            yield s, np.array([i for i, group in enumerate(ids) if group in having])
-
 
 def check_positions(ubatch: UBatch) -> None:
     """Refuse positions that no cell can hold; raises ParamError."""
@@ -84,6 +71,8 @@ def check_writable(cells: KVCells, idxs: I64Array) -> None:
     ParamError
         Naming the cells; a slot from a current search never holds any.
     """
+    if ends(cells.pos[idxs])[1] == NO_POS:
+        return
     kept = (cells.pos[idxs] != NO_POS) & (cells.n_owners[idxs] != 1)
     if np.count_nonzero(kept):
         raise ParamError(f"slot: cells {idxs[kept]} are occupied and have not exactly one owner")
@@ -97,27 +86,27 @@ def place(cells: KVCells, idxs: I64Array, part: Part, journal: Journal | None) -
     """
     if journal:
         journal.note(cells, idxs)
-    over = idxs[cells.pos[idxs] != NO_POS]
-    lost = _last_positions(cells, over) if over.size else {}
-    if over.size:
-        cells.rm(over)
-    cells.pos_set(idxs, part.ubatch.pos[0, part.tokens])
+    lost = _evict(cells, idxs)
+    cells.store(idxs, part.ubatch.pos[0, part.tokens], part.ubatch.seq_ids[part.tokens])
     if part.with_ext:
         cells.ext_set(idxs, *part.ext())
-    for s, tokens in part.members():
-        cells.seq_add(idxs[tokens], s)
     for s, last in lost.items():
         _purge(cells, s, last, journal)
 
 
-def _last_positions(cells: KVCells, idxs: I64Array) -> dict[int, int]:
-    """Return, per sequence that owns any of these cells, the largest position it has there."""
-    last = {}
+def _evict(cells: KVCells, idxs: I64Array) -> dict[int, int]:
+    """Empty those of the cells that are occupied. Returns, per sequence that lost any, the largest position."""
+    held = cells.pos[idxs]
+    if ends(held)[1] == NO_POS:
+        return {}
+    idxs = idxs[held != NO_POS]
+    lost = {}
     for s in cells.sequences():
-        held = cells.pos[idxs[cells.member(s)[idxs]]]
-        if held.size:
-            last[s] = int(held.max())
-    return last
+        mine = cells.pos[idxs[cells.member(s)[idxs]]]
+        if mine.size:
+            lost[s] = ends(mine)[1]
+    cells.rm(idxs)
+    return lost
 
 
 def _purge(cells: KVCells, s: int, last: int, journal: Journal | None) -> None:

@@ -19,6 +19,23 @@ def ends(values: I32Array | I64Array) -> tuple[int, int]:
     return int(values.min()), int(values.max())
 
 
+def tokens_by_sequence(
+    seq_ids: tuple[tuple[int, ...], ...],
+) -> tuple[dict[int, slice | I64Array], int | I64Array]:
+    """Return, per sequence, which tokens belong to it, and how many sequences each token has.
+
+    Both are short where all tokens have the same sequences, as they nearly always do.
+    """
+    kinds = set(seq_ids)
+    if len(kinds) == 1:
+        return dict.fromkeys(seq_ids[0], slice(None)), len(seq_ids[0])
+    groups: dict[int, slice | I64Array] = {}
+    for s in sorted({s for ids in kinds for s in ids}):
+        having = {ids for ids in kinds if s in ids}
+        groups[s] = np.array([i for i, ids in enumerate(seq_ids) if ids in having])
+    return groups, np.array([len(ids) for ids in seq_ids])
+
+
 class SeqCells:
     """Membership of one sequence within one stream.
 
