@@ -16,7 +16,7 @@ _COLOURS = ("green", "yellow", "magenta", "blue")
 
 
 def cell_letters(cells: KVCells) -> str:
-    """Return a character a cell: ``.`` empty, ``A`` sequence 0 alone, ``B`` sequence 1 alone, ``#`` shared."""
+    """Return a character a cell: ``.`` empty, ``A`` only sequence 0, ``B`` only sequence 1, ``#`` shared."""
     letters = np.full(cells.n, EMPTY)
     for seq_id in cells.sequences():
         letters[cells.member(seq_id) & (cells.n_owners == 1)] = chr(ord("A") + seq_id % 26)

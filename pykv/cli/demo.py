@@ -33,9 +33,10 @@ def command(
     threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
-    """Show what a KV memory can do, with timings: answer, fork, share, trim; and draw the cells.
+    """Show what a KV memory can do.
 
-    Downloads SmolLM2 135M (94 MiB, Apache-2.0) on first use.
+    Answer, fork, share cells, trim; with timings, and the cells drawn. Downloads SmolLM2 135M (94 MiB,
+    Apache-2.0) on first use.
     """
     from rich.console import Console
 

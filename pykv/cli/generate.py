@@ -48,7 +48,7 @@ def prefill(context: Context, tokens: Sequence[int], n_batch: int, seq_id: int =
     stored = context.memory.pos_max(seq_id) + 1
     if stored + len(tokens) >= context.n_ctx_seq:
         raise ContextLengthExceeded(
-            f"a prompt of {len(tokens)} tokens after {stored} stored ones; the context holds {context.n_ctx_seq}"
+            f"{len(tokens)} more tokens after {stored} stored ones; the context holds {context.n_ctx_seq}"
         )
     begun = time.perf_counter()
     for start in range(0, len(tokens), n_batch):

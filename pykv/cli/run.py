@@ -75,9 +75,9 @@ def command(
     threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
-    """Continue a text, or answer it; the text goes to stdout, speed and memory to stderr.
+    """Answer a question, or continue a text.
 
-    Ctrl-C stops the text and still shows the figures.
+    The text goes to stdout, speed and memory to stderr. Ctrl-C stops the text and still shows the figures.
     """
     from pykv.runtime.sampling import SamplingParams
 

@@ -1,0 +1,139 @@
+"""The command line as a whole: help, version, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import pykv
+from pykv import cli, errors
+from pykv.cli import devices, failure
+from pykv.cli.app import app
+
+COMMANDS = ("pull", "devices", "inspect", "run", "demo")
+
+
+def pykv_(*args: str):
+    return CliRunner().invoke(app, list(args), catch_exceptions=False)
+
+
+def in_child(code: str, *flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own, away from the source folder."""
+    command = [sys.executable, *flags, "-c", code]
+    return subprocess.run(
+        command, env=os.environ | environ, cwd="/", capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_an_example(name):
+    result = pykv_(name, "--help")
+    assert result.exit_code == 0
+    assert f"Example: pykv {name}" in re.sub(r"\s+", " ", result.output)
+
+
+def test_help_lists_every_command_and_where_to_start():
+    result = pykv_("--help")
+    assert result.exit_code == 0
+    for name in COMMANDS:
+        assert re.search(rf"\b{name}\b", result.output)
+    assert "pykv demo" in result.output
+
+
+def test_version():
+    result = pykv_("--version")
+    assert (result.exit_code, result.output) == (0, f"pykv {pykv.__version__}\n")
+
+
+def test_unknown_option_is_a_usage_error():
+    assert pykv_("devices", "--nonsense").exit_code == 2
+
+
+def test_help_loads_neither_numpy_nor_the_extension():
+    code = "import sys, pykv.cli.app; print({'numpy', 'pykv._native', 'pykv.ggml'} & set(sys.modules))"
+    assert in_child(code).stdout == "set()\n"
+
+
+def test_missing_extra_is_named_in_one_line_without_traceback(tmp_path):
+    shutil.copytree(
+        Path(pykv.__file__).parent, tmp_path / "pykv", ignore=shutil.ignore_patterns("*.so", "*.pyd")
+    )
+    # -S leaves site-packages out, so that only pykv and the standard library are there
+    result = in_child("from pykv.cli import main; main()", "-S", PYTHONPATH=str(tmp_path))
+    assert result.returncode == 1
+    assert 'pip install "pykv-ggml[cli]"' in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_main_turns_the_fault_handler_on(monkeypatch):
+    code = "import faulthandler, sys; from pykv.cli import main; sys.argv = ['pykv', '--version']\n"
+    code += "try: main()\nfinally: print(faulthandler.is_enabled())"
+    assert in_child(code).stdout.split() == ["pykv", pykv.__version__, "True"]
+
+
+def test_main_reports_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "rich" else name)
+    monkeypatch.setattr(cli.faulthandler, "enable", lambda: None)
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert capsys.readouterr().err.splitlines() == [
+        "pykv: error: the command line needs rich",
+        '  next: pip install "pykv-ggml[cli]"',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "hint"),
+    [
+        (errors.GGUFError("x.gguf: not a GGUF file"), 1, "pykv pull"),
+        (errors.AllocError("KV buffer of 3 GiB"), 1, "--type-k q8_0"),
+        (errors.ContextLengthExceeded("9 tokens"), 1, "--ctx"),
+        (errors.ChatTemplateError("no [template]"), 1, "--raw"),
+        (errors.ParamError("type_k=q9"), 2, None),
+        (ImportError("no compiled extension"), 1, "pip install"),
+        (KeyboardInterrupt(), 130, None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_error_is_one_line_and_a_hint(monkeypatch, error, exit_code, hint):
+    def fail():
+        raise error
+
+    monkeypatch.setattr("pykv.ggml.devices", fail)
+    result = pykv_("devices")
+    lines = result.stderr.splitlines()
+    assert result.exit_code == exit_code
+    assert lines[0] == f"pykv: error: {str(error) or 'stopped'}"
+    assert ["next: " in line and hint in line for line in lines[1:]] == ([True] if hint else [])
+    assert result.stdout == ""
+
+
+def test_traceback_only_on_request(monkeypatch):
+    def fail():
+        raise errors.ComputeError("the device is gone")
+
+    monkeypatch.setattr("pykv.ggml.devices", fail)
+    monkeypatch.setenv(failure.DEBUG_VARIABLE, "1")
+    assert "Traceback" in pykv_("devices").stderr
+
+
+def test_devices_lists_the_cpu():
+    result = pykv_("devices")
+    assert result.exit_code == 0
+    assert "CPU" in result.output
+
+
+def test_devices_as_json_has_an_object_a_line():
+    records = [json.loads(line) for line in pykv_("devices", "--json").stdout.splitlines()]
+    cpu = next(record for record in records if record["kind"] == "cpu")
+    assert set(cpu) == {"name", "kind", "description", "memory_free", "memory_total"}
+    assert 0 < cpu["memory_free"] <= cpu["memory_total"]
+    assert devices.EXAMPLE == "pykv devices --json"
