@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pykv.batch.arrays import INT32, float32_array, int32_array, integer
+from pykv.batch.arrays import float32_array, int32_array, integer
 from pykv.batch.batch import Batch
 from pykv.batch.limits import BatchLimits
 from pykv.errors import BatchError
@@ -41,10 +41,10 @@ class BatchBuilder:
     A new entry is no output and stands at position 0; positions are not filled in from the memory.
     """
 
-    # differs from llama.cpp: a refused operation raises `BatchError` and appends nothing (there: returns -1, -2,
-    # -3 or false, and may leave an entry without content), because such an entry spoils the whole batch later
-    # differs from llama.cpp: an embedding row belongs to its entry whatever the order of the calls (there: entry
-    # i gets the i-th row stored), because rows given out of order would silently change places
+    # differs from llama.cpp: a refused operation raises `BatchError` and appends nothing (there: returns -1,
+    # -2, -3 or false, and may leave an entry without content), because such an entry spoils the batch later
+    # differs from llama.cpp: an embedding row belongs to its entry whatever the order of the calls (there:
+    # entry i gets the i-th row stored), because rows given out of order would silently change places
 
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
@@ -75,7 +75,6 @@ class BatchBuilder:
         """Append an embedding; return its index. See `set_embd` for `row`."""
         entry = self._entry(seq_id)
         entry.row = self._checked_row(row)
-        entry.pos = [0] * self.limits.n_pos_per_embd
         index = self._append(entry)
         self._width = entry.row.size
         return index
@@ -179,7 +178,7 @@ class BatchBuilder:
 
     def _checked_token(self, token: int) -> int:
         token = integer("token", token)
-        if not 0 <= token < min(self.limits.n_vocab, INT32.max):
+        if not 0 <= token < self.limits.n_vocab:
             raise BatchError(f"token must lie in [0, {self.limits.n_vocab}), got {token}")
         return token
 

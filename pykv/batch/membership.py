@@ -55,7 +55,10 @@ def membership(seq_id: int | I32Array | IdSets, n: int, n_seq_max: int) -> Membe
         frozen(first)
         return Membership((_ALONE[seq_id],) * n, first, first, (seq_id,), False)
     if isinstance(seq_id, np.ndarray):
-        _check_range(int(seq_id.min()), int(seq_id.max()), n_seq_max)
+        low, high = int(seq_id.min()), int(seq_id.max())
+        if low == high:
+            return membership(low, n, n_seq_max)
+        _check_range(low, high, n_seq_max)
         unique = np.flatnonzero(np.bincount(seq_id, minlength=n_seq_max))
         ids = tuple(map(_ALONE.__getitem__, seq_id.tolist()))
         return Membership(ids, seq_id, seq_id, tuple(unique.tolist()), False)

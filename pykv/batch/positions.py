@@ -55,8 +55,8 @@ def _next_position(seq: int, n: int, memory: PositionSource | None) -> int:
 
 
 def _check_bounds(pos: I32Array) -> None:
-    # differs from llama.cpp: both ends refused, because -1 marks an empty cell, and because POS_INF lies outside
-    # every half-open range
+    # differs from llama.cpp: both ends refused, because -1 marks an empty cell, and because POS_INF lies
+    # outside every half-open range
     low, high = int(pos.min()), int(pos.max())
     if low < 0 or high >= POS_INF:
         raise BatchError(f"pos must lie in [0, {POS_INF}), got {low if low < 0 else high}")
@@ -71,11 +71,7 @@ def _check(
         _check_start(seq, NO_POS if memory is None else memory.pos_max(seq), int(pos[0]), n_pos, pure_embd)
         return
     runs = _Runs(pos, members)
-    last = (
-        dict.fromkeys(runs.seqs, NO_POS)
-        if memory is None
-        else {seq: memory.pos_max(seq) for seq in runs.seqs}
-    )
+    last = {seq: NO_POS if memory is None else memory.pos_max(seq) for seq in runs.seqs}
     for i, seq in enumerate(runs.seqs):
         _check_start(seq, last[seq], runs.lows[i], n_pos, pure_embd)
         if n_pos == 1:
@@ -147,9 +143,7 @@ class _Runs:
         """Map each sequence with a gap to the positions around its first one."""
         ascending = self.pos[np.lexsort((self.pos, self.seq))]
         after = np.flatnonzero(self.same & (np.diff(ascending) > 1))[::-1]
-        edges = zip(
-            self.seq[after].tolist(), ascending[after].tolist(), ascending[after + 1].tolist(), strict=True
-        )
+        edges = np.stack((self.seq[after], ascending[after], ascending[after + 1]), axis=1).tolist()
         return {seq: (before, behind) for seq, before, behind in edges}
 
     def check_gaps(self, i: int, last: int) -> None:

@@ -1,7 +1,7 @@
 """Cuts a checked batch into the ubatches that are computed one after another.
 
-Three cuts: as it comes (`simple`), the same number of tokens from several sequences (`equal`), one sequence at
-a time (`seq`). Never takes a token twice, never changes the batch.
+Three cuts: as it comes (`simple`), the same number of tokens from several sequences (`equal`), one sequence
+at a time (`seq`). Never takes a token twice, never changes the batch.
 Follows llama.cpp's ``llama_batch_allocr``.
 
     batch  0@0 0@1 0@2 1@0 1@1     simple(4)  0 0 0 1 | 1      equal(4)  0 0 1 1 | 0      seq(4)  0 0 0 | 1 1
@@ -53,15 +53,15 @@ class Splitter:
         note: after a cut of another kind it passes over the tokens that this has taken.
         """
         _check_m(m)
-        n, start, unique = self.valid.n_tokens, self.n_used, self.valid.seq_id_unq
+        n, start = self.valid.n_tokens, self.n_used
         if start == n:
             return None
         self._cursor = None  # counts are kept per set, and this cut does not look at sets
         if not start or not self._used[start:].any():
             stop = min(start + m, n)
-            ids = (
-                unique if stop - start == n or len(unique) == 1 else _distinct(self.valid.seq_ids[start:stop])
-            )
+            ids = self.valid.seq_id_unq
+            if len(ids) > 1 and stop - start < n:
+                ids = _distinct(self.valid.seq_ids[start:stop])
             return self._run(start, stop, ids, stop - start, equal_seqs=False)
         # differs from llama.cpp: passes over used tokens (there: straight on), so none is taken twice
         tokens = np.flatnonzero(~self._used)[:m]
@@ -76,11 +76,11 @@ class Splitter:
         m
             Most tokens of the ubatch.
         sequential
-            Take single sequences with consecutive ids only, as a cache with streams needs. A batch with coupled
-            sequences cannot be cut so: logs an error and returns None, with ``n_used < n_tokens``.
+            Take single sequences with consecutive ids only, as a cache with streams needs. A batch with
+            coupled sequences cannot be cut so: logs an error and returns None, with ``n_used < n_tokens``.
         keep_tail
-            Leave a set with no tokens or at least this many, for memories that can roll back only within the
-            newest ubatch. Less than `m`.
+            Leave a set with no tokens or at least this many, for memories that can roll back only within
+            the newest ubatch. Less than `m`.
 
         Source: batch.md 5.
         """
@@ -88,9 +88,7 @@ class Splitter:
         if not 0 <= keep_tail < m:
             raise ParamError(f"keep_tail must lie in [0, m = {m}), got {keep_tail}")
         if sequential and self.valid.has_coupled:
-            _log.error(
-                "a sequential split cannot take coupled sequences; use a unified memory for this batch"
-            )
+            _log.error("a sequential split cannot take coupled sequences; they need a unified memory")
             return None
         if self.n_used == self.valid.n_tokens:
             return None
@@ -202,11 +200,10 @@ class Splitter:
         return self._gather(tokens, ids, len(chosen), equal_seqs=True)
 
     def _gather(self, tokens: I64Array, ids: tuple[int, ...], n_seqs: int, *, equal_seqs: bool) -> UBatch:
-        n = len(tokens)
-        if (n_seqs == 1 or not equal_seqs) and tokens[-1] - tokens[
-            0
-        ] + 1 == n:  # ascending here, so a plain run
-            return self._run(int(tokens[0]), int(tokens[-1]) + 1, ids, n_seqs, equal_seqs=equal_seqs)
+        start, stop = int(tokens[0]), int(tokens[-1]) + 1
+        ascending = n_seqs == 1 or not equal_seqs
+        if ascending and stop - start == len(tokens):
+            return self._run(start, stop, ids, n_seqs, equal_seqs=equal_seqs)
         valid = self.valid
         ubatch = UBatch(
             token=None if valid.token is None else valid.token[tokens],

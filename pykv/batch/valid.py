@@ -31,8 +31,8 @@ class ValidBatch:
     token: I32Array | None
     embd: F32Array | None
     pos: I32Array
-    # differs from llama.cpp: ids ascend within a token (there: as a hash set has them), because "the first id"
-    # picks masks and recurrent slots and must not depend on how a library hashes
+    # differs from llama.cpp: ids ascend within a token (there: in the order of a hash set), because the first
+    # one picks masks and recurrent slots and must not depend on how a library hashes
     seq_ids: IdSets
     seq_first: I32Array
     seq_id_unq: tuple[int, ...]
