@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 EXAMPLE = "pykv inspect model.gguf --ctx 8192"
 
 KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
+N_CTX_STEP = 256
+"""A context's size is rounded up to a multiple of this."""
+
 DEFAULT_CONTEXTS = (2048, 8192, 32768, 131072)
 
 
@@ -82,16 +85,17 @@ def _contexts(n_ctx_train: int) -> tuple[int, ...]:
 
 
 def _costs(hparams: HParams, n_ctx: int) -> dict[str, int | None]:
-    """Return the bytes of `n_ctx` cells for each element type, None where the type does not fit."""
+    """Return the bytes of a context for each element type, None where the type does not fit."""
     from pykv.memory.kv_plan import KVPlan, KVSettings
     from pykv.memory.spec import LayerSpec, MemorySpec
 
+    n_cells = -(-n_ctx // N_CTX_STEP) * N_CTX_STEP
     layers = (LayerSpec(n, hparams.n_embd_head_k, hparams.n_embd_head_v) for n in hparams.n_head_kv_by_layer)
     spec = MemorySpec(layers=tuple(layers))
     costs: dict[str, int | None] = {}
     for kind in KV_TYPES:
         try:
-            costs[kind] = KVPlan(spec, KVSettings(n_ctx, type_k=kind, type_v=kind)).nbytes
+            costs[kind] = KVPlan(spec, KVSettings(n_cells, type_k=kind, type_v=kind)).nbytes
         except ParamError:
             costs[kind] = None
     return costs

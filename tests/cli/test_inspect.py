@@ -1,0 +1,91 @@
+"""``pykv inspect`` tells what is in the file and what its memory costs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.tiny_gguf import TinyModel
+from typer.testing import CliRunner
+
+from pykv.cli.app import app
+
+MODEL = TinyModel(n_layer=3, n_head=4, n_head_kv=2, head_dim=32, n_ctx_train=4096)
+
+# bytes of 32 elements in ggml's formats
+BLOCK_NBYTES = {"f32": 128, "f16": 64, "q8_0": 34, "q4_0": 18}
+
+
+@pytest.fixture(scope="module")
+def path(write_tiny):
+    return str(write_tiny(MODEL))
+
+
+def inspect(*args: str):
+    return CliRunner().invoke(app, ["inspect", *args], catch_exceptions=False)
+
+
+def test_shape_as_json(path):
+    record = json.loads(inspect(path, "--json").stdout)
+    expected = {
+        "architecture": "llama",
+        "runs_here": True,
+        "n_layer": 3,
+        "n_embd": 128,
+        "n_head": 4,
+        "n_head_kv": 2,
+        "n_embd_head_k": 32,
+        "n_embd_head_v": 32,
+        "n_ctx_train": 4096,
+        "n_vocab": 320,
+        "has_chat_template": True,
+        "tensor_types": {"f32": 2 + 3 * 9},
+    }
+    assert expected.items() <= record.items()
+    assert record["n_params"] == sum(array.size for array in MODEL.weights().values())
+
+
+def test_memory_is_costed_for_the_usual_contexts_up_to_the_trained_one(path):
+    costs = json.loads(inspect(path, "--json").stdout)["kv_nbytes"]
+    assert list(costs) == ["2048", "4096"]
+    for n_ctx, row in costs.items():
+        # 3 layers, K and V, 2 heads of 32 elements
+        assert row == {kind: 3 * 2 * 2 * nbytes * int(n_ctx) for kind, nbytes in BLOCK_NBYTES.items()}
+
+
+@pytest.mark.parametrize(("n_ctx", "n_cells"), [("1", 256), ("256", 256), ("257", 512)])
+def test_context_is_costed_as_it_is_rounded(path, n_ctx, n_cells):
+    costs = json.loads(inspect(path, "--json", "-c", n_ctx).stdout)["kv_nbytes"]
+    assert costs[n_ctx]["f16"] == 3 * 2 * 2 * 64 * n_cells
+
+
+def test_block_types_that_do_not_divide_a_head_are_left_out(write_tiny):
+    path = write_tiny(TinyModel(n_embd=64, n_head=4, head_dim=16, n_head_kv=1))
+    row = json.loads(inspect(str(path), "--json", "-c", "256").stdout)["kv_nbytes"]["256"]
+    assert row == {"f32": 2 * 2 * 64 * 256, "f16": 2 * 2 * 32 * 256, "q8_0": None, "q4_0": None}
+    assert inspect(str(path), "-c", "256").exit_code == 0
+
+
+def test_table_reads_without_colour(path):
+    result = inspect(path, "-c", "2048")
+    assert result.exit_code == 0
+    for text in ("llama", "3 of width 128", "4 query heads, 2 KV heads", "1.5 MiB", "816.0 KiB"):
+        assert text in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_metadata_lists_every_key_and_shortens_arrays(path):
+    keys = json.loads(inspect(path, "--json", "--metadata").stdout)["metadata"]
+    assert keys["llama.block_count"] == 3
+    assert keys["tokenizer.ggml.tokens"] == "array of 320"
+    assert "llama.block_count" in inspect(path, "--metadata").stdout
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all"], ids=["empty", "cut", "other"])
+def test_file_that_is_no_gguf_is_one_line(tmp_path, content):
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    result = inspect(str(path))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("pykv: error: ")
+    assert "next: check that the file is a whole GGUF file" in result.stderr
