@@ -6,6 +6,7 @@ from pykv.ggml.backend import Backend, CancelFlag
 from pykv.ggml.buffer import Buffer, BufferType
 from pykv.ggml.device import Device, cpu_device, devices, find_device
 from pykv.ggml.graph import Graph
+from pykv.ggml.graph_input import GraphInput
 from pykv.ggml.interrupt import HeldInterrupt
 from pykv.ggml.ops import RopeParams
 from pykv.ggml.sched import Sched
@@ -21,6 +22,7 @@ __all__ = [
     "DType",
     "Device",
     "Graph",
+    "GraphInput",
     "HeldInterrupt",
     "RopeParams",
     "Sched",

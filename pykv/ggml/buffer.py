@@ -51,10 +51,15 @@ class Buffer(Owner):
     Made by `allocate` (room for an arena's tensors) or `wrap` (memory that exists already).
     """
 
-    def __init__(self, ptr: Any, *parents: Owner, keep: object = None) -> None:
-        self._keep = keep
+    def __init__(self, ptr: Any, arena: Arena, memory: object = None) -> None:
+        self.arena = arena
         self._n_leases = 0
-        self._own(ptr, lib.ggml_backend_buffer_free, *parents)
+
+        def free(buffer: Any, memory: object = memory) -> None:
+            # wrapped memory is named here to outlive the buffer
+            lib.ggml_backend_buffer_free(buffer)
+
+        self._own(ptr, free, arena)
 
     @classmethod
     def allocate(cls, arena: Arena, buffer_type: BufferType, purpose: str) -> Buffer:
@@ -68,22 +73,25 @@ class Buffer(Owner):
         ptr = lib.ggml_backend_alloc_ctx_tensors_from_buft(arena.ptr, buffer_type.ptr)
         if ptr == ffi.NULL:
             raise AllocError(f"{purpose}: {buffer_type.name} has no room for {n_bytes} bytes")
-        buffer = cls(ptr, keep=arena)
-        lib.ggml_backend_buffer_clear(ptr, 0)
+        buffer = cls(ptr, arena)
+        buffer.clear()
         return buffer
 
     @classmethod
-    def wrap(cls, device: Device, memory: Any, n_bytes: int, max_tensor: int, keep: object) -> Buffer:
-        """Wrap host memory for a device that can read it in place.
+    def wrap(cls, arena: Arena, device: Device, memory: Any, max_tensor: int) -> Buffer:
+        """Wrap host memory (an object with the buffer protocol) for a device that can read it in place.
+
+        `max_tensor` is the largest tensor of `arena` that will be placed in it, in bytes.
 
         Raises
         ------
         AllocError : the device refuses.
         """
-        ptr = lib.ggml_backend_dev_buffer_from_host_ptr(device.ptr, memory, n_bytes, max_tensor)
+        view = ffi.from_buffer(memory)
+        ptr = lib.ggml_backend_dev_buffer_from_host_ptr(device.ptr, view, len(view), max_tensor)
         if ptr == ffi.NULL:
-            raise AllocError(f"{device.name} cannot use {n_bytes} bytes of host memory in place")
-        return cls(ptr, keep=keep)
+            raise AllocError(f"{device.name} cannot use {len(view)} bytes of host memory in place")
+        return cls(ptr, arena, view)
 
     @property
     def nbytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from pykv._native import ffi, lib
@@ -41,6 +42,12 @@ class Graph:
             raise TensorError(f"the graph's budget of {self.arena.graph_size} nodes is used up")
         lib.ggml_build_forward_expand(self.ptr, tensor.ptr)
 
+    def nodes(self) -> Iterator[Any]:
+        """Yield the nodes as C tensors, in the order of computation."""
+        raw = self.ptr
+        for i in range(self.n_nodes):
+            yield lib.ggml_graph_node(raw, i)
+
     def check_supported(self, devices: tuple[Device, ...]) -> None:
         """Raise unless every node can run on one of the devices.
 
@@ -48,9 +55,7 @@ class Graph:
         ------
         UnsupportedOpError : names the operation and the operands' types.
         """
-        raw = self.ptr
-        for i in range(self.n_nodes):
-            node = lib.ggml_graph_node(raw, i)
+        for node in self.nodes():
             if not any(device.supports_op(node) for device in devices):
                 what = ffi.string(lib.ggml_op_desc(node)).decode()
                 name = ffi.string(lib.ggml_get_name(node)).decode()

@@ -13,16 +13,19 @@ from pykv.ggml.tensor import Tensor
 
 
 class Sched(Owner):
-    """A scheduler over backends in order of preference; the last one must be the CPU."""
+    """A scheduler over backends in order of preference; the last one must be the CPU.
 
-    def __init__(self, backends: Sequence[Backend], graph_size: int) -> None:
+    `stands_on` are the owners of what its graphs will read; they stay until the scheduler goes.
+    """
+
+    def __init__(self, backends: Sequence[Backend], graph_size: int, stands_on: Sequence[Owner] = ()) -> None:
         self.backends = tuple(backends)
         self.devices = tuple(backend.device for backend in self.backends)
         pointers = ffi.new("ggml_backend_t[]", [backend.ptr for backend in self.backends])
         ptr = lib.ggml_backend_sched_new(pointers, ffi.NULL, len(self.backends), graph_size, False, True)
         if ptr == ffi.NULL:
             raise AllocError(f"no scheduler for graphs of {graph_size} nodes")
-        self._own(ptr, lib.ggml_backend_sched_free, *self.backends)
+        self._own(ptr, lib.ggml_backend_sched_free, *self.backends, *stands_on)
 
     def reserve(self, graph: Graph, purpose: str) -> None:
         """Allocate compute memory for the largest graph to come. Drops any allocated graph.

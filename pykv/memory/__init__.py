@@ -1,0 +1,23 @@
+"""Memories: what outlives batches. Built from a `MemorySpec`, never from a model."""
+
+from pykv.memory.attention import AttentionPath
+from pykv.memory.base import Memory, MemoryContext, UpdateStatus
+from pykv.memory.kv_cache import KVCache
+from pykv.memory.kv_graph import KVGraph, KVShape
+from pykv.memory.kv_plan import KV_TYPES, KVPlan, KVSettings
+from pykv.memory.spec import LayerSpec, MemorySpec
+
+__all__ = [
+    "KV_TYPES",
+    "AttentionPath",
+    "KVCache",
+    "KVGraph",
+    "KVPlan",
+    "KVSettings",
+    "KVShape",
+    "LayerSpec",
+    "Memory",
+    "MemoryContext",
+    "MemorySpec",
+    "UpdateStatus",
+]

@@ -1,0 +1,125 @@
+"""Attention over stored K and V: the one place where its graph is built.
+
+Two paths compute the same. `flash` is ggml's fused operation. `grouped` multiplies matrices, with the query
+heads of one KV head laid side by side as rows, so that each K and V row is read once for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pykv.errors import ParamError
+from pykv.ggml import Arena, DType, Tensor, ops
+
+
+class AttentionPath(Enum):
+    """How attention is computed."""
+
+    FLASH = "flash"
+    GROUPED = "grouped"
+
+    @property
+    def mask_dtype(self) -> DType:
+        return DType.F16 if self is AttentionPath.FLASH else DType.F32
+
+
+@dataclass(frozen=True)
+class AttentionParams:
+    """Scores are softmax(softcap(q·k · scale) + mask · slope)."""
+
+    scale: float
+    alibi_max_bias: float = 0.0
+    logit_softcap: float = 0.0
+
+
+@dataclass(frozen=True)
+class KVView:
+    """Stored keys and values of one layer, as a graph reads them.
+
+    Attributes
+    ----------
+    k : [Dk, Hk, n_kv, S].
+    v : [Dv, Hk, n_kv, S], or [n_kv, Hk, Dv, S] if `v_trans`.
+    """
+
+    k: Tensor
+    v: Tensor
+    v_trans: bool
+
+
+def attend(
+    arena: Arena, path: AttentionPath, q: Tensor, kv: KVView, mask: Tensor, params: AttentionParams
+) -> Tensor:
+    """Return attention outputs `[Dv, H, n_tokens]`.
+
+    Parameters
+    ----------
+    q : [Dk, H, n_tokens], tokens of stream 0 first.
+    mask : [n_kv, n_tokens/S, 1, S], of `path.mask_dtype`.
+    """
+    n_stream = kv.k.ne[3]
+    q = ops.reshape(arena, q, q.ne[0], q.ne[1], q.ne[2] // n_stream, n_stream)
+    core = _flash if path is AttentionPath.FLASH else _grouped
+    return core(arena, q, kv, mask, params)
+
+
+def _flash(arena: Arena, q: Tensor, kv: KVView, mask: Tensor, params: AttentionParams) -> Tensor:
+    head_v, n_head, n_tokens = _head_v(kv), q.ne[1], q.ne[2] * q.ne[3]
+    k = _plain(arena, ops.permute(arena, kv.k, 0, 2, 1, 3))  # [Dk, n_kv, Hk, S]
+    if kv.v_trans:
+        v = ops.cont(arena, ops.permute(arena, kv.v, 1, 2, 0, 3))
+    else:
+        v = ops.permute(arena, kv.v, 0, 2, 1, 3)
+    out = ops.flash_attn(
+        arena,
+        ops.permute(arena, q, 0, 2, 1, 3),  # [Dk, n, H, S]
+        k,
+        _plain(arena, v),  # [Dv, n_kv, Hk, S]
+        mask,
+        scale=params.scale,
+        max_bias=params.alibi_max_bias,
+        logit_softcap=params.logit_softcap,
+    )
+    return ops.reshape(arena, out, head_v, n_head, n_tokens)
+
+
+def _grouped(arena: Arena, q: Tensor, kv: KVView, mask: Tensor, params: AttentionParams) -> Tensor:
+    head_k, n_head, n, n_stream = q.ne
+    head_v, n_head_kv, n_kv = _head_v(kv), kv.k.ne[1], kv.k.ne[2]
+    n_rows = n * (n_head // n_head_kv)
+    if n > 1:
+        q = ops.cont(arena, ops.permute(arena, q, 0, 2, 1, 3))
+    q = ops.reshape(arena, q, head_k, n_rows, n_head_kv, n_stream)
+    k = ops.permute(arena, kv.k, 0, 2, 1, 3)
+    scores = ops.mul_mat(arena, k, q, f32_accumulate=True)  # [n_kv, n_rows, Hk, S]
+    scores = ops.reshape(arena, scores, n_kv, n, n_head, n_stream)
+    scale = params.scale
+    if params.logit_softcap:
+        capped = ops.tanh(arena, ops.scale(arena, scores, scale / params.logit_softcap))
+        scores, scale = ops.scale(arena, capped, params.logit_softcap), 1.0
+    weights = ops.soft_max(arena, scores, mask, scale, params.alibi_max_bias)
+    weights = ops.reshape(arena, weights, n_kv, n_rows, n_head_kv, n_stream)
+    out = ops.mul_mat(arena, _v_by_channel(arena, kv), weights)  # [Dv, n_rows, Hk, S]
+    out = ops.reshape(arena, out, head_v, n, n_head, n_stream)
+    if n > 1:
+        out = ops.cont(arena, ops.permute(arena, out, 0, 2, 1, 3))
+    return ops.reshape(arena, out, head_v, n_head, n * n_stream)
+
+
+def _v_by_channel(arena: Arena, kv: KVView) -> Tensor:
+    """Return V as [n_kv, Dv, Hk, S], copied if it is not stored so."""
+    if kv.v_trans:
+        return ops.permute(arena, kv.v, 0, 2, 1, 3)
+    if kv.v.dtype.is_quantized:
+        raise ParamError(f"type_v={kv.v.dtype.label!r} needs flash attention: blocks cannot be transposed")
+    return ops.cont(arena, ops.permute(arena, kv.v, 1, 2, 0, 3))
+
+
+def _plain(arena: Arena, x: Tensor) -> Tensor:
+    """Return what the fused operation reads: it has no kernel for f32."""
+    return ops.cast(arena, x, DType.F16) if x.dtype == DType.F32 else x
+
+
+def _head_v(kv: KVView) -> int:
+    return kv.v.ne[2] if kv.v_trans else kv.v.ne[0]

@@ -1,0 +1,284 @@
+"""KVCache: attention memory. Bookkeeping in `CellStreams`, one K and one V tensor per layer in ggml buffers.
+
+Never looks at a model: a `MemorySpec` says what the layers are. Follows llama.cpp's ``llama_kv_cache``.
+
+    K  [n_embd_k, n_cells, n_stream]          a cell is a row
+    V  [n_embd_v, n_cells, n_stream]          likewise, or transposed: a channel's cells are contiguous
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Self
+
+from pykv.batch import Splitter, UBatch, ValidBatch
+from pykv.cells import CellStreams, KVCells, SlotInfo
+from pykv.errors import AllocError, ParamError, PendingUpdateError, UseAfterCloseError
+from pykv.ggml import Buffer, BufferType, Tensor, devices
+from pykv.ggml.owner import Owner
+from pykv.memory.base import UpdateStatus
+from pykv.memory.hadamard import rotation_sizes
+from pykv.memory.kv_context import KVContext
+from pykv.memory.kv_plan import KVPlan, KVSettings
+from pykv.memory.spec import MemorySpec
+
+
+class KVCache:
+    """K and V of past tokens, for several sequences.
+
+    Parameters
+    ----------
+    spec : the layers.
+    settings : sizes, types and layout.
+    place : layer → the buffer type it goes to; None = host memory.
+    other, share : a cache whose cells this one sees, and layer → the layer of it whose tensors are read.
+        All verbs but `clear` then leave the cells alone: they belong to `other`.
+
+    Raises
+    ------
+    ParamError : settings that the layers cannot honour.
+    AllocError : more bytes than the device has; nothing stays allocated.
+    """
+
+    def __init__(
+        self,
+        spec: MemorySpec,
+        settings: KVSettings,
+        *,
+        place: Callable[[int], BufferType] | None = None,
+        other: KVCache | None = None,
+        share: Mapping[int, int] | None = None,
+    ) -> None:
+        if share and other is None:
+            raise ParamError("share: there is no other cache to share with")
+        self._plan = KVPlan(spec, settings, place, share or {})
+        self.spec, self.settings, self.other = spec, settings, other
+        if other is not None and other.n_cells != settings.n_cells:
+            raise ParamError(f"n_cells={settings.n_cells} differs from the shared cache's {other.n_cells}")
+        self.rot_k, self.rot_v = rotation_sizes(spec, self._plan)
+        self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
+        self._buffers: list[Buffer] = []
+        self._allocate()
+        self._map_shared(share or {})
+        self.streams = other.streams if other is not None else CellStreams(
+            settings.n_cells,
+            n_seq_max=settings.n_seq_max,
+            unified=settings.unified,
+            window=spec.window,
+            n_pos_per_embd=spec.n_pos_per_embd,
+        )
+        self._closed = False
+
+    @staticmethod
+    def plan(
+        spec: MemorySpec, settings: KVSettings, *, place: Callable[[int], BufferType] | None = None
+    ) -> KVPlan:
+        """Return what a cache of these settings takes, without allocating it."""
+        return KVPlan(spec, settings, place)
+
+    # data
+
+    @property
+    def n_cells(self) -> int:
+        """Cells per stream."""
+        return self.settings.n_cells
+
+    @property
+    def n_stream(self) -> int:
+        return self.settings.n_stream
+
+    @property
+    def n_embd_v_max(self) -> int:
+        """Elements of the widest V row; the scatter indices of transposed V are made for it."""
+        return max((v.ne[0] for _, v in self._tensors.values()), default=0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the K and V buffers of this cache."""
+        self._require_open()
+        return sum(buffer.nbytes for buffer in self._buffers)
+
+    @property
+    def owners(self) -> tuple[Owner, ...]:
+        """What a graph that reads this cache stands on."""
+        own: tuple[Owner, ...] = tuple(self._buffers)
+        return own + (self.other.owners if self.other is not None else ())
+
+    def tensors(self, il: int) -> tuple[Tensor, Tensor]:
+        """Return the K and V tensors that a layer reads.
+
+        Raises
+        ------
+        ParamError : the layer has none here.
+        """
+        self._require_open()
+        if il not in self._tensors:
+            raise ParamError(f"il={il}: this cache holds no K and V for it; it has {sorted(self._tensors)}")
+        return self._tensors[il]
+
+    def cells(self, stream: int = 0) -> KVCells:
+        """Return the bookkeeping of one stream: `pos`, `shift`, `owners` and more, as read-only arrays."""
+        if not 0 <= stream < self.n_stream:
+            raise ParamError(f"stream={stream} must lie in 0..{self.n_stream - 1}")
+        return self.streams.cells[stream]
+
+    # batches
+
+    def init_batch(self, batch: ValidBatch, n_ubatch: int) -> KVContext | None:
+        """Split a batch and find cells for all of it. Does not modify the cache.
+
+        Returns
+        -------
+        The plan, or None if there is no room for the whole batch.
+        """
+        self._require_open()
+        ubatches = self._split(Splitter(batch), n_ubatch)
+        if sum(ubatch.n_tokens for ubatch in ubatches) < batch.n_tokens:
+            return None
+        slots = self.streams.prepare(ubatches)
+        return None if slots is None else KVContext(self, ubatches, slots)
+
+    def apply(self, slot: SlotInfo, ubatch: UBatch) -> None:
+        """Write a ubatch's bookkeeping into its slot. A cache that shares its cells leaves them alone."""
+        if self.other is None:
+            self.streams.apply(slot, ubatch)
+
+    def update(self) -> UpdateStatus:
+        """Carry out queued changes of stored data: stream copies and K-shifts.
+
+        Raises
+        ------
+        PendingUpdateError : there are some; this version has no graphs for them. The queue stays.
+        """
+        self._require_open()
+        if self.streams.pending_copies:
+            raise PendingUpdateError(
+                f"seq_cp queued copies between streams {self.streams.pending_copies}, whose rows cannot be copied "
+                "yet; clear() drops them, kv_unified=True shares cells instead"
+            )
+        if not self.streams.has_shift:
+            return UpdateStatus.NO_UPDATE
+        if any(layer.rope is not None for layer in self.spec.layers):
+            raise PendingUpdateError(
+                "seq_add or seq_div moved positions, and the stored keys cannot be rotated yet; remove the moved "
+                "range, or clear()"
+            )
+        self.streams.reset_shift()  # keys without rotation need none
+        return UpdateStatus.SUCCESS
+
+    # sequences
+
+    def clear(self, data: bool = True) -> None:
+        """Empty all cells and forget queued work; with `data`, also zero the buffers."""
+        self._require_open()
+        # differs from llama.cpp: a cache that shares another's cells does not reset them, because they are not its own
+        if self.other is None:
+            self.streams.clear()
+            self.streams.pending_copies.clear()
+        if data:
+            for buffer in self._buffers:
+                buffer.clear()
+
+    def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
+        """Remove a range of a sequence, or of all sequences with -1. Always True."""
+        return self.streams.seq_rm(seq_id, p0, p1) if self._owns_cells() else True
+
+    def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
+        """Let `dst` share the cells of a range of `src`; across streams, queue a copy of the whole stream."""
+        if self._owns_cells():
+            self.streams.seq_cp(src, dst, p0, p1)
+
+    def seq_keep(self, seq_id: int) -> None:
+        """Remove all other sequences from the stream of this one."""
+        if self._owns_cells():
+            self.streams.seq_keep(seq_id)
+
+    def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Move the positions of a range by `delta`, for all sequences that share its cells."""
+        if self._owns_cells():
+            self.streams.seq_add(seq_id, p0, p1, delta)
+
+    def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
+        """Divide the positions of a range by `d`, for all sequences that share its cells."""
+        if self._owns_cells():
+            self.streams.seq_div(seq_id, p0, p1, d)
+
+    def pos_min(self, seq_id: int) -> int:
+        """Return the smallest position of a sequence, -1 if it is empty."""
+        self._require_open()
+        return self.streams.pos_min(seq_id)
+
+    def pos_max(self, seq_id: int) -> int:
+        """Return the largest position of a sequence, -1 if it is empty."""
+        self._require_open()
+        return self.streams.pos_max(seq_id)
+
+    def can_shift(self) -> bool:
+        """Return whether positions can be moved."""
+        return self.spec.n_pos_per_embd == 1
+
+    def check(self) -> None:
+        """Verify every invariant of the bookkeeping; raises AssertionError."""
+        self.streams.check()
+
+    def close(self) -> None:
+        """Free the buffers. Graphs that still stand on them keep them until they go."""
+        self._closed = True
+        for buffer in self._buffers:
+            buffer.close()
+
+    def __enter__(self) -> Self:
+        self._require_open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # mechanism
+
+    def _allocate(self) -> None:
+        self._check_room()
+        for kind, layers in self._plan.by_buffer_type:
+            arena, pairs = self._plan.make_tensors(layers)
+            buffer = Buffer.allocate(arena, kind, f"KV cache of n_ctx={self.n_cells} × {self.n_stream} streams")
+            self._buffers.append(buffer)
+            for layer, (k, v) in zip(layers, pairs, strict=True):
+                self._tensors[layer.il] = (buffer.adopt(k), buffer.adopt(v))
+
+    def _check_room(self) -> None:
+        """Refuse what the devices lack before anything is touched: an overcommitted host would die later."""
+        free = {device.buffer_type.name: device.memory_free for device in devices()}
+        for name, need in self._plan.nbytes_per_buffer_type.items():
+            if need > free.get(name, need):
+                raise AllocError(
+                    f"n_ctx={self.n_cells} × {self.n_stream} streams needs {need} bytes of KV cache in {name}, "
+                    f"which has {free[name]} bytes free"
+                )
+
+    def _map_shared(self, share: Mapping[int, int]) -> None:
+        for il, source in self.settings.reuse.items():
+            if source not in self._tensors:
+                raise ParamError(f"reuse: layer {source}, which layer {il} reads, has no cache of its own")
+            self._tensors[il] = self._tensors[source]
+        for il, source in share.items():
+            assert self.other is not None
+            self._tensors[il] = self.other.tensors(source)
+
+    def _split(self, splitter: Splitter, n_ubatch: int) -> list[UBatch]:
+        ubatches = []
+        while True:
+            if self.n_stream == 1:
+                ubatch = splitter.simple(n_ubatch)
+            else:
+                ubatch = splitter.equal(n_ubatch, sequential=True)
+            if ubatch is None:
+                return ubatches
+            ubatches.append(ubatch)
+
+    def _owns_cells(self) -> bool:
+        self._require_open()
+        return self.other is None
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UseAfterCloseError("the KV cache is closed")

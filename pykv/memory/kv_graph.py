@@ -1,0 +1,146 @@
+"""The part of a model's graph that belongs to a KV cache: store K and V, read them, attend.
+
+Source: spec kv_cache.md sections 8 to 10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pykv.batch import UBatch
+from pykv.cells import MaskRule, SlotInfo, element_indices, fill_mask, row_indices
+from pykv.ggml import DType, Graph, GraphInput, Tensor, ops
+from pykv.memory.attention import AttentionParams, AttentionPath, KVView, attend
+from pykv.memory.hadamard import hadamard, rotate
+
+if TYPE_CHECKING:
+    from pykv.memory.kv_cache import KVCache
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """What a graph is built for; it serves every ubatch of equal shape.
+
+    Attributes
+    ----------
+    n_tokens : tokens of the ubatch.
+    n_kv : cells to look at, per stream.
+    s0, n_stream : the run of streams that is read.
+    """
+
+    n_tokens: int
+    n_kv: int
+    s0: int = 0
+    n_stream: int = 1
+
+
+class KVGraph:
+    """Nodes and inputs of one cache in one graph."""
+
+    def __init__(
+        self, graph: Graph, cache: KVCache, shape: KVShape, path: AttentionPath, causal: bool = True
+    ) -> None:
+        self.cache, self.shape, self.path = cache, shape, path
+        self._graph, self._arena = graph, graph.arena
+        self._rule = MaskRule(causal=causal, window=cache.spec.window, alibi=cache.spec.alibi_max_bias > 0)
+        n, s = shape.n_tokens, shape.n_stream
+        n_values = n * cache.n_embd_v_max if cache.settings.v_trans else n
+        self._k_rows = self._input(DType.I64, (n,), "k_rows")
+        self._v_rows = self._input(DType.I64, (n_values,), "v_rows") if cache.settings.v_trans else self._k_rows
+        self._mask = self._input(path.mask_dtype, (shape.n_kv, n // s, 1, s), "kq_mask")
+        self._rot_k = self._rotation(cache.rot_k, "rot_k")
+        self._rot_v = self._rotation(cache.rot_v, "rot_v")
+
+    @property
+    def inputs(self) -> tuple[GraphInput, ...]:
+        """The inputs that `fill` writes, each once."""
+        wanted = (self._k_rows, self._v_rows, self._mask, self._rot_k, self._rot_v)
+        return tuple(dict.fromkeys(i for i in wanted if i is not None))
+
+    def fill(self, slot: SlotInfo, ubatch: UBatch) -> None:
+        """Write the inputs for a ubatch whose bookkeeping has been applied."""
+        streams, n_cells = self.cache.streams, self.cache.n_cells
+        self._k_rows.array[0, 0, 0] = row_indices(slot, n_cells)
+        if self._v_rows is not self._k_rows:
+            self._v_rows.array[0, 0, 0] = element_indices(slot, n_cells, self.cache.n_embd_v_max)
+        fill_mask(self._mask.array[:, 0], streams, slot, ubatch, self._rule)
+        for rotation in (self._rot_k, self._rot_v):
+            if rotation is not None:
+                rotation.array[0, 0] = hadamard(rotation.tensor.ne[0])
+        for one in self.inputs:
+            one.commit()
+
+    def store(self, il: int, k: Tensor, v: Tensor) -> None:
+        """Add nodes that write `k` [Dk, Hk, n_tokens] and `v` [Dv, Hk, n_tokens] to the ubatch's cells."""
+        arena, (k_all, v_all) = self._arena, self.cache.tensors(il)
+        if self._rot_k is not None:
+            k = rotate(arena, k, self._rot_k.tensor)
+        if self._rot_v is not None:
+            v = rotate(arena, v, self._rot_v.tensor)
+        self._scatter(k_all, self._by_row(k), self._k_rows.tensor)
+        if self.cache.settings.v_trans:
+            self._scatter_values(v_all, v)
+        else:
+            self._scatter(v_all, self._by_row(v), self._v_rows.tensor)
+
+    def attend(self, il: int, q: Tensor, scale: float) -> Tensor:
+        """Return attention outputs [Dv, H, n_tokens] of queries `q` [Dk, H, n_tokens] over the stored cells.
+
+        Call it after `store` of the same layer, so that a token sees itself.
+        """
+        spec = self.cache.spec
+        params = AttentionParams(scale, spec.alibi_max_bias, spec.logit_softcap)
+        if self._rot_k is not None:
+            q = rotate(self._arena, q, self._rot_k.tensor)
+        kv = KVView(self.get_k(il), self.get_v(il), self.cache.settings.v_trans)
+        out = attend(self._arena, self.path, q, kv, self._mask.tensor, params)
+        return out if self._rot_v is None else rotate(self._arena, out, self._rot_v.tensor)
+
+    def get_k(self, il: int) -> Tensor:
+        """Return a view of the stored keys, [Dk, Hk, n_kv, S]."""
+        k, layer = self.cache.tensors(il)[0], self.cache.spec.layers[il]
+        head, width = layer.n_embd_head_k, k.ne[0]
+        return self._rows_view(k, head, layer.n_head_kv, width)
+
+    def get_v(self, il: int) -> Tensor:
+        """Return a view of the stored values, [Dv, Hk, n_kv, S], or [n_kv, Hk, Dv, S] where stored transposed."""
+        v, layer = self.cache.tensors(il)[1], self.cache.spec.layers[il]
+        head, width = layer.n_embd_head_v, v.ne[0]
+        if not self.cache.settings.v_trans:
+            return self._rows_view(v, head, layer.n_head_kv, width)
+        size, n_cells, shape = v.dtype.type_size, self.cache.n_cells, self.shape
+        ne = (shape.n_kv, layer.n_head_kv, head, shape.n_stream)
+        channel, stream = size * n_cells, size * n_cells * width
+        return ops.view(self._arena, v, ne, (channel * head, channel, stream), shape.s0 * stream)
+
+    def _rows_view(self, x: Tensor, head: int, n_head: int, width: int) -> Tensor:
+        row, shape = x.dtype.row_size, self.shape
+        stream = row(width) * self.cache.n_cells
+        ne = (head, n_head, shape.n_kv, shape.n_stream)
+        return ops.view(self._arena, x, ne, (row(head), row(width), stream), shape.s0 * stream)
+
+    def _by_row(self, x: Tensor) -> Tensor:
+        """Return [D, H, n_tokens] as [D*H, n_tokens]."""
+        if not x.is_contiguous:
+            x = ops.cont(self._arena, x)
+        return ops.reshape(self._arena, x, x.ne[0] * x.ne[1], x.ne[2])
+
+    def _scatter(self, target: Tensor, rows: Tensor, index: Tensor) -> None:
+        flat = ops.reshape(self._arena, target, target.ne[0], target.ne[1] * target.ne[2])
+        self._graph.expand(ops.set_rows(self._arena, flat, rows, index))
+
+    def _scatter_values(self, target: Tensor, v: Tensor) -> None:
+        """Write each value to a place of its own: transposed, a token's values lie far apart."""
+        arena, rows = self._arena, self._by_row(v)
+        if rows.ne[0] < target.ne[0]:
+            rows = ops.pad(arena, rows, target.ne[0] - rows.ne[0])
+        single = ops.reshape(arena, target, 1, target.n_elements)
+        values = ops.reshape(arena, rows, 1, rows.n_elements)
+        self._graph.expand(ops.set_rows(arena, single, values, self._v_rows.tensor))
+
+    def _input(self, dtype: DType, ne: tuple[int, ...], name: str) -> GraphInput:
+        return GraphInput(self._arena.tensor(dtype, ne, name))
+
+    def _rotation(self, n: int, name: str) -> GraphInput | None:
+        return self._input(DType.F32, (n, n), name) if n else None

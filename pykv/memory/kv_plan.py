@@ -1,0 +1,187 @@
+"""KVPlan: the tensors of a KV cache and the bytes they take, known before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from pykv.errors import ParamError
+from pykv.ggml import Arena, BufferType, DType, Tensor, cpu_device
+from pykv.memory.spec import LayerSpec, MemorySpec
+from pykv.typing import MAX_SEQ
+
+KV_TYPES = (
+    DType.F32,
+    DType.F16,
+    DType.BF16,
+    DType.Q8_0,
+    DType.Q5_1,
+    DType.Q5_0,
+    DType.Q4_1,
+    DType.Q4_0,
+    DType.IQ4_NL,
+)
+"""Element types that K and V can be stored in."""
+
+
+@dataclass(frozen=True)
+class KVSettings:
+    """How much to store, and how.
+
+    Attributes
+    ----------
+    n_cells : tokens per stream.
+    n_seq_max : sequences.
+    unified : one stream that all sequences share, or one for each.
+    type_k, type_v : element types, named as in ``"q8_0"``.
+    v_trans : store V transposed, so that a channel's cells are contiguous; not for quantised V.
+    layers : the layers that are cached; None = all that have K and V.
+    reuse : layer → earlier layer whose K and V it reads instead of its own.
+    tag : goes into the tensors' names.
+    """
+
+    n_cells: int
+    n_seq_max: int = 1
+    unified: bool = True
+    type_k: str | DType = "f16"
+    type_v: str | DType = "f16"
+    v_trans: bool = False
+    layers: frozenset[int] | None = None
+    reuse: Mapping[int, int] = field(default_factory=dict)
+    tag: str = ""
+
+    @property
+    def n_stream(self) -> int:
+        return 1 if self.unified else self.n_seq_max
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One K and one V tensor `[n_embd, n_cells, n_stream]`, and where they go."""
+
+    il: int
+    n_embd_k: int
+    n_embd_v: int
+    buffer_type: BufferType
+
+
+@dataclass(frozen=True)
+class KVPlan:
+    """What a `KVCache` of these settings consists of. Nothing is allocated.
+
+    Raises
+    ------
+    ParamError : a setting that the layers cannot honour; the message names it.
+    """
+
+    spec: MemorySpec
+    settings: KVSettings
+    place: Callable[[int], BufferType] | None = None
+    share: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self.spec, self.settings, self.type_k, self.type_v)
+
+    @cached_property
+    def type_k(self) -> DType:
+        return _kv_type(self.settings.type_k, "type_k")
+
+    @cached_property
+    def type_v(self) -> DType:
+        return _kv_type(self.settings.type_v, "type_v")
+
+    @cached_property
+    def layers(self) -> tuple[LayerPlan, ...]:
+        """The layers that own tensors, in order."""
+        chosen = [(il, layer) for il, layer in enumerate(self.spec.layers) if self._owns(il, layer)]
+        # one index list serves all layers, so transposed rows are padded to the widest
+        widest = max((layer.n_embd_v for _, layer in chosen), default=0)
+        return tuple(
+            LayerPlan(il, layer.n_embd_k, widest if self.settings.v_trans else layer.n_embd_v, self._home(il))
+            for il, layer in chosen
+        )
+
+    @cached_property
+    def by_buffer_type(self) -> tuple[tuple[BufferType, tuple[LayerPlan, ...]], ...]:
+        """Layers grouped by where they go, ordered by the buffer type's name."""
+        kinds = sorted({layer.buffer_type for layer in self.layers}, key=lambda kind: kind.name)
+        return tuple((kind, tuple(layer for layer in self.layers if layer.buffer_type == kind)) for kind in kinds)
+
+    @property
+    def nbytes_per_layer(self) -> dict[int, int]:
+        """Bytes of each layer's K and V over all streams, without alignment."""
+        n_cells = self.settings.n_cells * self.settings.n_stream
+        return {
+            layer.il: n_cells * (self.type_k.row_size(layer.n_embd_k) + self.type_v.row_size(layer.n_embd_v))
+            for layer in self.layers
+        }
+
+    @property
+    def nbytes_per_stream(self) -> int:
+        """Bytes of one stream over all layers."""
+        return sum(self.nbytes_per_layer.values()) // self.settings.n_stream
+
+    @cached_property
+    def nbytes_per_buffer_type(self) -> dict[str, int]:
+        """Bytes that allocation takes in each buffer type, alignment included."""
+        return {
+            kind.name: kind.alloc_size(self.make_tensors(layers)[0]) for kind, layers in self.by_buffer_type
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that allocation takes in all."""
+        return sum(self.nbytes_per_buffer_type.values())
+
+    def make_tensors(self, layers: tuple[LayerPlan, ...]) -> tuple[Arena, list[tuple[Tensor, Tensor]]]:
+        """Return an arena with the K and V headers of some layers, and these in pairs."""
+        arena = Arena(2 * len(layers))
+        size, tag = (self.settings.n_cells, self.settings.n_stream), self.settings.tag
+        return arena, [
+            (
+                arena.tensor(self.type_k, (layer.n_embd_k, *size), f"cache_{tag}k_l{layer.il}"),
+                arena.tensor(self.type_v, (layer.n_embd_v, *size), f"cache_{tag}v_l{layer.il}"),
+            )
+            for layer in layers
+        ]
+
+    def _owns(self, il: int, layer: LayerSpec) -> bool:
+        allowed = self.settings.layers
+        if layer.n_head_kv == 0 or il in self.settings.reuse or il in self.share:
+            return False
+        return allowed is None or il in allowed
+
+    def _home(self, il: int) -> BufferType:
+        return cpu_device().buffer_type if self.place is None else self.place(il)
+
+
+def _kv_type(name: str | DType, argument: str) -> DType:
+    dtype = DType.parse(name, argument)
+    if dtype not in KV_TYPES:
+        known = ", ".join(kind.label for kind in KV_TYPES)
+        raise ParamError(f"{argument}={dtype.label!r} cannot store K or V; known: {known}")
+    return dtype
+
+
+def _check(spec: MemorySpec, settings: KVSettings, type_k: DType, type_v: DType) -> None:
+    n_layer = len(spec.layers)
+    if settings.n_cells < 1:
+        raise ParamError(f"n_cells={settings.n_cells} must be at least 1")
+    if not 1 <= settings.n_seq_max <= MAX_SEQ:
+        raise ParamError(f"n_seq_max={settings.n_seq_max} must lie in 1..{MAX_SEQ}")
+    if settings.v_trans and type_v.is_quantized:
+        raise ParamError(f"type_v={type_v.label!r} stores blocks, which cannot be transposed: turn flash_attn on")
+    for il, layer in enumerate(spec.layers):
+        for argument, dtype, head in (("type_k", type_k, layer.n_embd_head_k), ("type_v", type_v, layer.n_embd_head_v)):
+            if layer.n_head_kv and head % dtype.block_size:
+                raise ParamError(
+                    f"{argument}={dtype.label!r}: its block of {dtype.block_size} elements does not divide "
+                    f"the head of {head} in layer {il}"
+                )
+    for il in settings.layers or ():
+        if not 0 <= il < n_layer:
+            raise ParamError(f"layers: {il} is no layer; there are {n_layer}")
+    for il, source in settings.reuse.items():
+        if not (0 <= il < n_layer and 0 <= source < n_layer) or source in settings.reuse:
+            raise ParamError(f"reuse: layer {il} cannot read the cache of layer {source}")

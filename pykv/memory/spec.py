@@ -1,0 +1,76 @@
+"""MemorySpec: what a memory must know about a model, and nothing else of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pykv.cells import Window
+from pykv.errors import ParamError
+from pykv.ggml import RopeParams, Tensor
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One attention layer.
+
+    Attributes
+    ----------
+    n_head_kv : K and V heads; 0 for a layer without a cache.
+    n_embd_head_k, n_embd_head_v : elements of one K and one V head.
+    rope : how its keys are rotated, None where they are not.
+    rope_factors : [n_rot/2] f32, divides the frequencies; None for 1.
+    """
+
+    n_head_kv: int
+    n_embd_head_k: int
+    n_embd_head_v: int
+    rope: RopeParams | None = None
+    rope_factors: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_head_kv < 0:
+            raise ParamError(f"n_head_kv={self.n_head_kv} must not be negative")
+        for name in ("n_embd_head_k", "n_embd_head_v"):
+            if getattr(self, name) < 1:
+                raise ParamError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.rope is not None and self.rope.n_dims > self.n_embd_head_k:
+            raise ParamError(f"rope.n_dims={self.rope.n_dims} is more than n_embd_head_k={self.n_embd_head_k}")
+
+    @property
+    def n_embd_k(self) -> int:
+        """Elements of one cell's K row."""
+        return self.n_head_kv * self.n_embd_head_k
+
+    @property
+    def n_embd_v(self) -> int:
+        """Elements of one cell's V row."""
+        return self.n_head_kv * self.n_embd_head_v
+
+
+@dataclass(frozen=True)
+class MemorySpec:
+    """The layers of a model as its memory sees them.
+
+    Attributes
+    ----------
+    layers : one per model layer, in order.
+    window : which keys a query still sees.
+    n_pos_per_embd : positions per token, 1 for text models, 4 for M-RoPE.
+    alibi_max_bias : slope limit of ALiBi, 0 where positions are not a bias.
+    logit_softcap : scores pass through c·tanh(x/c); 0 turns it off.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    window: Window = Window()
+    n_pos_per_embd: int = 1
+    alibi_max_bias: float = 0.0
+    logit_softcap: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ParamError("layers=() must name at least one layer")
+
+    @classmethod
+    def uniform(cls, n_layer: int, layer: LayerSpec, **settings: object) -> MemorySpec:
+        """Return a spec of `n_layer` equal layers."""
+        return cls(layers=(layer,) * n_layer, **settings)  # type: ignore[arg-type]

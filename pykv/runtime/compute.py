@@ -1,0 +1,115 @@
+"""Compute: turns a ubatch into logits. Holds the scheduler and the one graph that is allocated on it.
+
+Source: spec decode.md sections 4 and 6.
+"""
+
+from __future__ import annotations
+
+from pykv.batch import UBatch
+from pykv.cells import SlotInfo
+from pykv.ggml import Arena, Backend, Graph, GraphInput, Sched, Tensor
+from pykv.ggml.owner import Owner
+from pykv.memory import AttentionPath, KVCache, KVShape
+from pykv.models import GraphBuilder, GraphShape
+from pykv.models.llama import Llama
+from pykv.typing import F32Array
+
+NODES_PER_LAYER = 64
+NODES_BESIDE = 64
+
+
+class BuiltGraph:
+    """A graph with memory, and the shape that it serves."""
+
+    def __init__(self, graph: Graph, builder: GraphBuilder, logits: Tensor | None) -> None:
+        self.graph, self.builder, self.logits = graph, builder, logits
+        self.shape = builder.shape
+        self.inputs: tuple[GraphInput, ...] = builder.inputs
+
+
+class Compute:
+    """Runs a model over ubatches against one KV cache.
+
+    Attributes
+    ----------
+    n_reused : ubatches that ran on the graph of the one before.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        cache: KVCache,
+        path: AttentionPath,
+        backends: list[Backend],
+        stands_on: tuple[Owner, ...],
+    ) -> None:
+        self._model, self._cache, self._path = model, cache, path
+        budget = NODES_BESIDE + NODES_PER_LAYER * model.hparams.n_layer
+        self._arena = Arena(budget, budget)
+        self._sched = Sched(backends, budget, (*stands_on, *cache.owners, self._arena))
+        self._built: BuiltGraph | None = None
+        self.n_reused = 0
+
+    def reserve(self, n_tokens: int, n_seqs: int, n_outputs: int) -> None:
+        """Allocate compute memory for the largest ubatch. Drops the graph at hand.
+
+        Raises
+        ------
+        AllocError : the memory cannot be had.
+        UnsupportedOpError : a node runs on none of the devices.
+        """
+        n_stream = self._cache.n_stream
+        n_tokens = -(-n_tokens // n_stream) * n_stream if n_stream > 1 else n_tokens
+        kv = KVShape(n_tokens, self._cache.n_cells, 0, n_stream)
+        built = self._build(GraphShape(kv, min(n_outputs, n_tokens)))
+        self._sched.reserve(built.graph, f"n_ubatch={n_tokens} over {self._cache.n_cells} cells")
+        self._built = None
+
+    def run(self, shape: KVShape, slot: SlotInfo, ubatch: UBatch, out: F32Array) -> None:
+        """Compute a ubatch whose bookkeeping has been applied; writes its logits into `out` (n_outputs, n_vocab).
+
+        Raises
+        ------
+        ComputeCancelled, ComputeError, AllocError : the ubatch's rows in the cache are then undefined.
+        """
+        built = self._graph_for(GraphShape(shape, ubatch.n_outputs))
+        built.builder.fill(slot, ubatch)
+        self._sched.compute(built.graph)
+        if built.logits is not None:
+            built.logits.get_into(out)
+
+    def close(self) -> None:
+        self._built = None
+        self._sched.close()
+        self._arena.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Compute memory in bytes."""
+        return self._sched.nbytes
+
+    def drop_graph(self) -> None:
+        """Forget the graph at hand, so that the next ubatch builds its own."""
+        self._built = None
+
+    def _graph_for(self, shape: GraphShape) -> BuiltGraph:
+        if self._built is not None and self._built.shape == shape:
+            self.n_reused += 1
+            return self._built
+        self._built = None
+        built = self._build(shape)
+        self._sched.allocate(built.graph)
+        for one in built.inputs:
+            one.bind()
+        self._built = built
+        return built
+
+    def _build(self, shape: GraphShape) -> BuiltGraph:
+        self._sched.reset()
+        self._arena.reset()
+        graph = Graph(self._arena)
+        builder = GraphBuilder(graph, self._cache, shape, self._path)
+        logits = self._model.build(builder)
+        if logits is not None:
+            graph.expand(logits.as_output())
+        return BuiltGraph(graph, builder, logits)

@@ -1,0 +1,262 @@
+"""Context: a model with a memory, decoding batches. Source: spec params.md and decode.md.
+
+validate → update → find slots for the whole batch → per ubatch: apply, compute → logits in batch order
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
+
+from pykv.batch import Batch, BatchLimits, ValidBatch, validate
+from pykv.errors import ComputeCancelled, ConcurrentUseError, NoSlotError, ParamError, UseAfterCloseError
+from pykv.ggml import Backend, BufferType, CancelFlag, HeldInterrupt, cpu_device
+from pykv.memory import AttentionPath, KVCache, KVPlan, KVSettings
+from pykv.memory.attention_probe import MAX_DEPTH, ProbeShape, faster_path
+from pykv.memory.kv_context import KVContext
+from pykv.runtime.compute import Compute
+from pykv.runtime.outputs import Outputs
+from pykv.runtime.params import ContextParams, ResolvedParams, resolve
+from pykv.typing import F32Array
+
+if TYPE_CHECKING:
+    from pykv.batch import UBatch
+    from pykv.runtime.model import Model
+
+
+class Context:
+    """Decodes batches of a model's tokens and remembers them.
+
+    Made by `Model.context`. One thread at a time; close it, or use it in ``with``.
+
+    Attributes
+    ----------
+    model : the model.
+    params : the parameters with everything derived.
+    memory : what is remembered, with the verbs over sequences.
+    """
+
+    def __init__(self, model: Model, params: ContextParams) -> None:
+        self.model = model
+        self.params = resolve(params, model.hparams)
+        self._cancel = CancelFlag()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._logits: F32Array | None = None
+        spec = model.architecture.memory_spec(self.params.rope)
+        self.path = _attention_path(model, self.params)
+        self.memory = KVCache(
+            spec, _kv_settings(self.params, self.path), place=_kv_places(model, self.params)
+        )
+        try:
+            self._compute = self._make_compute()
+        except BaseException:
+            self.memory.close()
+            raise
+        self._limits = BatchLimits(
+            n_tokens_max=self.params.n_batch, n_vocab=model.hparams.n_vocab, n_seq_max=self.params.n_seq_max
+        )
+
+    @staticmethod
+    def plan(model: Model, params: ContextParams) -> KVPlan:
+        """Return what the KV cache of such a context takes, without allocating or measuring anything."""
+        resolved = resolve(params, model.hparams)
+        path = AttentionPath.GROUPED if resolved.flash_attn is False else AttentionPath.FLASH
+        spec = model.architecture.memory_spec(resolved.rope)
+        return KVCache.plan(spec, _kv_settings(resolved, path), place=_kv_places(model, resolved))
+
+    # decode
+
+    def decode(self, batch: Batch) -> None:
+        """Compute a batch and remember its tokens.
+
+        Afterwards `logits` holds the rows that the batch asked for. Either the whole batch finds room or nothing
+        changes. If computing fails or is cancelled, the memory is as after the last ubatch that was computed whole.
+
+        Raises
+        ------
+        BatchError : the batch is malformed, or does not continue what is stored; nothing has changed.
+        NoSlotError : not enough free cells; nothing has changed.
+        PendingUpdateError : a queued K-shift or stream copy cannot be carried out; nothing has changed.
+        ComputeCancelled, KeyboardInterrupt : `cancel` or Ctrl-C.
+        ComputeError, AllocError : the backend failed.
+        UseAfterCloseError, ConcurrentUseError : closed, or in use by another thread.
+        """
+        self._require_open()
+        if not self._lock.acquire(blocking=False):
+            raise ConcurrentUseError("the context is decoding in another thread; one thread at a time")
+        try:
+            self._require_open()
+            self._decode(batch)
+        finally:
+            self._lock.release()
+
+    def cancel(self) -> None:
+        """Stop the `decode` that runs in another thread, soon. Does nothing if none runs."""
+        if self._lock.locked():
+            self._cancel.set()
+
+    @property
+    def logits(self) -> F32Array:
+        """Logits of the last `decode`, (n_outputs, n_vocab) float32, rows in batch order, read-only."""
+        self._require_open()
+        if self._logits is None:
+            raise ParamError("logits: nothing has been decoded yet, or the last decode failed")
+        return self._logits
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that all sequences together can hold."""
+        return self.params.n_ctx
+
+    @property
+    def n_ctx_seq(self) -> int:
+        """Tokens that one sequence can hold."""
+        return self.params.n_ctx_seq
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens of one batch."""
+        return self.params.n_batch
+
+    @property
+    def n_reused(self) -> int:
+        """Ubatches that ran on the graph of the one before."""
+        return self._compute.n_reused
+
+    @property
+    def compute_nbytes(self) -> int:
+        """Bytes of scratch memory for computing."""
+        return self._compute.nbytes
+
+    def close(self) -> None:
+        """Free the memory and the scheduler. Safe to call twice.
+
+        Raises
+        ------
+        ConcurrentUseError : another thread is decoding.
+        """
+        if self._closed:
+            return
+        if not self._lock.acquire(blocking=False):
+            raise ConcurrentUseError("the context is decoding in another thread; cancel() it before close()")
+        try:
+            self._closed = True
+            self._compute.close()
+            for backend in self._backends:
+                backend.close()
+            self.memory.close()
+        finally:
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        self._require_open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # mechanism
+
+    def _decode(self, batch: Batch) -> None:
+        if not isinstance(batch, Batch):
+            raise ParamError(f"batch={batch!r} must be a pykv.Batch")
+        valid = validate(batch, self._limits, self.memory)
+        if valid.n_outputs > self.params.n_outputs_max:
+            raise ParamError(
+                f"logits: {valid.n_outputs} rows asked for, n_outputs_max={self.params.n_outputs_max}"
+            )
+        self._cancel.clear()
+        with HeldInterrupt(self._cancel):
+            self.memory.update()
+            plan = self._plan(valid)
+            outputs = Outputs(valid.n_outputs, self.model.hparams.n_vocab)
+            self._logits = None
+            for i in range(len(plan.ubatches)):
+                self._step(plan, i, outputs)
+            self._logits = outputs.in_batch_order()
+
+    def _plan(self, valid: ValidBatch) -> KVContext:
+        plan = self.memory.init_batch(valid, self.params.n_ubatch)
+        if plan is None:
+            cells = self.memory.streams.cells
+            used = ", ".join(f"{one.n_used} of {one.n} cells used" for one in cells)
+            raise NoSlotError(f"no room for {valid.n_tokens} tokens: {used}")
+        return plan
+
+    def _step(self, plan: KVContext, i: int, outputs: Outputs) -> None:
+        """Apply and compute one ubatch; if that fails, take its tokens out again."""
+        ubatch = plan.ubatches[i]
+        try:
+            if self._cancel:
+                raise ComputeCancelled(f"cancelled before ubatch {i + 1} of {len(plan.ubatches)}")
+            shape = plan.apply(i)
+            room = outputs.room_for(ubatch.batch_idxs[ubatch.output])
+            self._compute.run(shape, plan.slots[i], ubatch, room)
+        except BaseException:
+            self._compute.drop_graph()
+            self._take_out(ubatch)
+            raise
+
+    def _take_out(self, ubatch: UBatch) -> None:
+        # differs from llama.cpp: every sequence of a token is cut, because a cell left to its other owners holds no
+        # computed key
+        for seq_id in ubatch.seq_id_unq:
+            first = min(
+                (int(p) for p, ids in zip(ubatch.pos[0], ubatch.seq_ids, strict=True) if seq_id in ids),
+                default=0,
+            )
+            self.memory.seq_rm(seq_id, first, -1)
+
+    def _make_compute(self) -> Compute:
+        params, model = self.params, self.model
+        devices = [d for d in model.placement.devices if d.kind != "cpu"] + [cpu_device()]
+        self._backends = [Backend(device, params.n_threads, self._cancel) for device in devices]
+        compute = Compute(model.architecture, self.memory, self.path, self._backends, model.owners)
+        n_tokens = min(params.n_ctx, params.n_ubatch)
+        compute.reserve(n_tokens, params.n_seq_max, min(n_tokens, params.n_outputs_max))
+        return compute
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UseAfterCloseError("the context is closed")
+        if self.model.closed:
+            raise UseAfterCloseError("the model of this context is closed")
+
+
+def _kv_places(model: Model, params: ResolvedParams) -> Callable[[int], BufferType]:
+    """Return where each layer's K and V go: beside the layer's weights."""
+
+    def place(il: int) -> BufferType:
+        device = model.placement.layers[il] if params.offload_kqv else cpu_device()
+        return device.buffer_type
+
+    return place
+
+
+def _kv_settings(params: ResolvedParams, path: AttentionPath) -> KVSettings:
+    return KVSettings(
+        n_cells=params.n_ctx_seq,
+        n_seq_max=params.n_seq_max,
+        unified=params.kv_unified,
+        type_k=params.type_k,
+        type_v=params.type_v,
+        v_trans=path is AttentionPath.GROUPED,
+    )
+
+
+def _attention_path(model: Model, params: ResolvedParams) -> AttentionPath:
+    if params.flash_attn != "auto":
+        return AttentionPath.FLASH if params.flash_attn else AttentionPath.GROUPED
+    hp = model.hparams
+    shape = ProbeShape(
+        n_head=hp.n_head_by_layer[0],
+        n_head_kv=hp.n_head_kv_by_layer[0],
+        n_embd_head_k=hp.n_embd_head_k,
+        n_embd_head_v=hp.n_embd_head_v,
+        n_kv=min(params.n_ctx_seq, MAX_DEPTH),
+        type_k=params.type_k,
+        type_v=params.type_v,
+    )
+    return faster_path(model.placement.layers[0], params.n_threads, shape)

@@ -1,0 +1,207 @@
+"""Model: a GGUF file made ready to run. Contexts are made from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pykv.errors import ChatTemplateError, ParamError, UseAfterCloseError
+from pykv.ggml import Device, cpu_device, devices, find_device
+from pykv.ggml.owner import Owner
+from pykv.gguf import GGUFFile, Metadata
+from pykv.memory import KVPlan
+from pykv.models import HParams, Placement, Weights, find_architecture
+from pykv.models.weights import Progress
+from pykv.runtime.context import Context
+from pykv.runtime.params import ContextParams, FlashAttn
+
+if TYPE_CHECKING:
+    from pykv.runtime.chat_template import ChatTemplate
+    from pykv.runtime.tokenizer import Tokenizer
+
+
+class Model:
+    """Weights, hyperparameters and vocabulary of one GGUF file.
+
+    Attributes
+    ----------
+    path : the file.
+    hparams : sizes of the model.
+    metadata : all keys of the file.
+    placement : which device holds which part.
+    """
+
+    def __init__(self, file: GGUFFile, placement: Placement, progress: Progress | None) -> None:
+        self._file = file
+        self.path: Path = file.path
+        self.metadata: Metadata = file.metadata
+        self.placement = placement
+        build = find_architecture(self.metadata.typed("general.architecture", str))
+        self.hparams = HParams.from_gguf(file)
+        weights = Weights(file, placement)
+        self.architecture = build(self.hparams, weights)
+        self._buffers = weights.load(progress)
+        self._closed = False
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        devices: Sequence[str | Device] | str | None = None,
+        n_gpu_layers: int = -1,
+        *,
+        progress: Progress | None = None,
+    ) -> Model:
+        """Open a GGUF file and place its weights.
+
+        Parameters
+        ----------
+        devices : names, such as ``["CUDA0"]``; None = all GPUs if there are any, else the CPU.
+        n_gpu_layers : layers that go to the devices, from the last one down, the output counting as one; -1 = all.
+        progress : called with bytes done and bytes in all while weights are uploaded.
+
+        Raises
+        ------
+        GGUFError : not a GGUF file, damaged, cut off, or something missing or of the wrong shape.
+        UnknownArchitectureError : a family that pykv does not build.
+        ParamError : no such device.
+        AllocError : a device has no room.
+        """
+        chosen = _choose(devices)
+        file = GGUFFile(path)
+        find_architecture(file.metadata.typed("general.architecture", str))
+        n_layer = HParams.from_gguf(file).n_layer
+        return cls(file, _place(chosen, n_layer, n_gpu_layers), progress)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary; read from the file when first asked for."""
+        from pykv.runtime.tokenizer import Tokenizer
+
+        self._require_open()
+        return Tokenizer.from_metadata(self.metadata)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """How the model wants conversations written.
+
+        Raises
+        ------
+        ChatTemplateError : the file has none.
+        """
+        from pykv.runtime.chat_template import ChatTemplate
+
+        tokens = self.tokenizer
+        if tokens.chat_template is None:
+            raise ChatTemplateError(f"{self.path}: the file has no chat template (tokenizer.chat_template)")
+
+        def text(token: int | None) -> str:
+            return "" if token is None else tokens.token_text(token)
+
+        return ChatTemplate(
+            tokens.chat_template, bos_token=text(tokens.bos_id), eos_token=text(tokens.eos_id)
+        )
+
+    def context(
+        self,
+        n_ctx: int = 0,
+        n_batch: int = 2048,
+        n_ubatch: int = 512,
+        n_seq_max: int = 1,
+        kv_unified: bool = True,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        flash_attn: FlashAttn = "auto",
+        swa_full: bool = False,
+        n_threads: int | None = None,
+        **more: Any,
+    ) -> Context:
+        """Return a context; see `ContextParams` for what the parameters mean and which more there are.
+
+        Raises
+        ------
+        ParamError : a parameter that cannot be honoured.
+        AllocError : more memory than there is.
+        """
+        self._require_open()
+        known = ContextParams.__dataclass_fields__
+        for name in more:
+            if name not in known:
+                raise ParamError(f"{name}: no such context parameter; known: {', '.join(known)}")
+        return Context(
+            self,
+            ContextParams(
+                n_ctx=n_ctx,
+                n_batch=n_batch,
+                n_ubatch=n_ubatch,
+                n_seq_max=n_seq_max,
+                kv_unified=kv_unified,
+                type_k=type_k,
+                type_v=type_v,
+                flash_attn=flash_attn,
+                swa_full=swa_full,
+                n_threads=n_threads,
+                **more,
+            ),
+        )
+
+    def plan(self, **params: Any) -> KVPlan:
+        """Return what the KV cache of a context with these parameters takes, without allocating it."""
+        self._require_open()
+        return Context.plan(self, ContextParams(**params))
+
+    @property
+    def owners(self) -> tuple[Owner, ...]:
+        """What a graph that reads the weights stands on."""
+        return self._buffers
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+        return self._file.nbytes
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Let go of the weights. Contexts of it refuse further use; their memory goes when they are closed."""
+        self._closed = True
+        for buffer in self._buffers:
+            buffer.close()
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        self._require_open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UseAfterCloseError("the model is closed")
+
+
+def _choose(asked: Sequence[str | Device] | str | None) -> tuple[Device, ...]:
+    """Return the devices that share the layers."""
+    if asked is None:
+        return tuple(device for device in devices() if device.is_gpu) or (cpu_device(),)
+    names = [asked] if isinstance(asked, str) else list(asked)
+    if not names:
+        raise ParamError("devices=[] must name at least one device")
+    return tuple(name if isinstance(name, Device) else find_device(name) for name in names)
+
+
+def _place(chosen: tuple[Device, ...], n_layer: int, n_gpu_layers: int) -> Placement:
+    """Spread the last `n_gpu_layers` layers evenly over the devices; the rest, and the input, stay on the CPU."""
+    if n_gpu_layers < -1:
+        raise ParamError(f"n_gpu_layers={n_gpu_layers} must be -1 (all) or a number of layers")
+    cpu = cpu_device()
+    n_off = n_layer + 1 if n_gpu_layers == -1 else min(n_gpu_layers, n_layer + 1)
+    first = n_layer + 1 - n_off
+    homes = [cpu if i < first else chosen[(i - first) * len(chosen) // n_off] for i in range(n_layer + 1)]
+    return Placement(input=cpu, layers=tuple(homes[:n_layer]), output=homes[n_layer])

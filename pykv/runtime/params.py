@@ -1,0 +1,171 @@
+"""Context parameters: what a caller may ask for, what is refused, and what follows from it.
+
+Source: spec params.md sections 1 to 3.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pykv.errors import ParamError
+from pykv.ggml import DType
+from pykv.ggml.backend import MAX_THREADS
+from pykv.log import logger
+from pykv.models import ContextRope, HParams, RopeRequest, derive_rope
+from pykv.typing import MAX_SEQ
+
+_LOG = logger(__name__)
+
+CONTEXT_PAD = 256
+"""A sequence's share of the context is a multiple of this many tokens."""
+
+FlashAttn = bool | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class ContextParams:
+    """What a caller asks for.
+
+    Attributes
+    ----------
+    n_ctx : tokens in all sequences together; 0 = the model's training context.
+    n_batch : most tokens in one `decode`.
+    n_ubatch : most tokens computed at once; 0 = `n_batch`.
+    n_seq_max : sequences; ids lie below it.
+    kv_unified : one pool of cells that all sequences share, instead of an equal part for each.
+    type_k, type_v : element types of stored K and V, such as "f16" or "q8_0".
+    flash_attn : the fused attention, or not, or "auto" = whichever is faster here.
+    swa_full : keep all cells of sliding-window layers, not only the window.
+    n_threads : CPU threads; None = all cores this process may use.
+    n_outputs_max : most rows of logits in one `decode`; 0 = `n_batch`.
+    offload_kqv : keep K and V on the device of their layer, else in host memory.
+    rope : changes to the rotary settings.
+    """
+
+    n_ctx: int = 0
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    kv_unified: bool = True
+    type_k: str | DType = "f16"
+    type_v: str | DType = "f16"
+    flash_attn: FlashAttn = "auto"
+    swa_full: bool = False
+    n_threads: int | None = None
+    n_outputs_max: int = 0
+    offload_kqv: bool = True
+    rope: RopeRequest = field(default_factory=RopeRequest)
+
+
+@dataclass(frozen=True)
+class ResolvedParams:
+    """What a context works with; nothing is left open but `flash_attn`, which measuring may decide.
+
+    Attributes
+    ----------
+    n_ctx_seq : cells per stream: what one sequence can hold at most.
+    """
+
+    n_ctx: int
+    n_ctx_seq: int
+    n_batch: int
+    n_ubatch: int
+    n_seq_max: int
+    n_outputs_max: int
+    n_threads: int
+    kv_unified: bool
+    type_k: DType
+    type_v: DType
+    flash_attn: FlashAttn
+    offload_kqv: bool
+    rope: ContextRope
+
+
+def resolve(params: ContextParams, hparams: HParams) -> ResolvedParams:
+    """Check the parameters against a model and derive what follows.
+
+    Raises
+    ------
+    ParamError : names the parameter, its value and the limit.
+    """
+    _check_ranges(params)
+    type_k, type_v = DType.parse(params.type_k, "type_k"), DType.parse(params.type_v, "type_v")
+    n_seq_max = max(1, params.n_seq_max)
+    n_ctx = params.n_ctx or hparams.n_ctx_train
+    # note: the order matters; a batch is limited by the context before that is padded
+    n_batch = min(n_ctx, params.n_batch or params.n_ubatch)
+    n_ubatch = min(n_batch, params.n_ubatch or params.n_batch)
+    n_ctx = _pad(n_ctx)
+    n_ctx_seq = n_ctx
+    if not params.kv_unified:
+        n_ctx_seq = _pad(n_ctx // n_seq_max)
+        if n_ctx_seq == 0:
+            raise ParamError(f"n_ctx={n_ctx} leaves nothing for each of n_seq_max={n_seq_max} sequences")
+        if n_ctx != n_ctx_seq * n_seq_max:
+            _LOG.warning(
+                "n_ctx=%d becomes %d: %d tokens for each sequence", n_ctx, n_ctx_seq * n_seq_max, n_ctx_seq
+            )
+            n_ctx = n_ctx_seq * n_seq_max
+    if n_ctx_seq > hparams.n_ctx_train:
+        _LOG.warning(
+            "a sequence may grow to %d tokens, the model was trained at %d", n_ctx_seq, hparams.n_ctx_train
+        )
+    n_outputs_max = params.n_outputs_max or n_batch
+    if n_outputs_max < n_seq_max:
+        # differs from llama.cpp: an error here, where it aborts in the constructor
+        raise ParamError(
+            f"n_seq_max={n_seq_max} sequences cannot each have an output: n_batch={n_batch} and "
+            f"n_outputs_max={n_outputs_max} must be at least as many"
+        )
+    return ResolvedParams(
+        n_ctx=n_ctx,
+        n_ctx_seq=n_ctx_seq,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        n_seq_max=n_seq_max,
+        n_outputs_max=n_outputs_max,
+        n_threads=params.n_threads if params.n_threads is not None else usable_cores(),
+        kv_unified=params.kv_unified,
+        type_k=type_k,
+        type_v=type_v,
+        flash_attn=_flash_attn(params.flash_attn, type_v),
+        offload_kqv=params.offload_kqv,
+        rope=derive_rope(hparams, params.rope, n_ctx_seq),
+    )
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return min(len(os.sched_getaffinity(0)), MAX_THREADS)
+    return min(os.cpu_count() or 1, MAX_THREADS)
+
+
+def _pad(n: int) -> int:
+    return -(-n // CONTEXT_PAD) * CONTEXT_PAD
+
+
+def _check_ranges(params: ContextParams) -> None:
+    for name in ("n_ctx", "n_batch", "n_ubatch", "n_outputs_max", "n_seq_max"):
+        value = getattr(params, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31 - CONTEXT_PAD:
+            raise ParamError(f"{name}={value!r} must be a whole number, not negative, below 2^31")
+    if params.n_batch == 0 and params.n_ubatch == 0:
+        raise ParamError("n_batch=0 and n_ubatch=0: one of them must be positive")
+    if params.n_seq_max > MAX_SEQ:
+        raise ParamError(f"n_seq_max={params.n_seq_max} must be at most {MAX_SEQ}")
+    if params.n_threads is not None and not 1 <= params.n_threads <= MAX_THREADS:
+        raise ParamError(f"n_threads={params.n_threads} must lie in 1..{MAX_THREADS}")
+    if params.flash_attn not in (True, False, "auto"):
+        raise ParamError(f"flash_attn={params.flash_attn!r} must be True, False or 'auto'")
+
+
+def _flash_attn(asked: FlashAttn, type_v: DType) -> FlashAttn:
+    """Quantised V can only be read by the fused operation."""
+    if not type_v.is_quantized:
+        return asked
+    if asked is False:
+        raise ParamError(f"type_v={type_v.label!r} needs flash attention, but flash_attn=False")
+    return True
