@@ -69,9 +69,10 @@ def _own_model() -> Path:
 
 def _answer(story: Story, model: Model, context: Context, n: int) -> Spoken:
     from pykv.cli.dialogue import speak
+    from pykv.cli.generate import encode_chat
 
     story.say("you", QUESTION)
-    spoken = speak(model, context, {0: model.chat_template.render(_chat())}, n)
+    spoken = speak(model, context, {0: encode_chat(model.tokenizer, model.chat_template.render(_chat()))}, n)
     story.say("model", spoken.said[0])
     story.pace("prefill", "Prefill", spoken.prompt)
     story.pace("generation", "Generation", spoken.generation)

@@ -24,13 +24,13 @@ class Spoken:
     generation: Pace
 
 
-def speak(model: Model, context: Context, texts: Mapping[int, str], limit: int) -> Spoken:
-    """Let each sequence read its text and answer with at most `limit` tokens, all in one batch a step.
+def speak(model: Model, context: Context, prompts: Mapping[int, list[int]], limit: int) -> Spoken:
+    """Let each sequence read its prompt and answer with at most `limit` tokens, all in one batch a step.
 
     Every token of the answers is stored in the memory, so that each sequence can go on from there.
     """
-    tokens: dict[int, list[int]] = {s: [] for s in texts}
-    pending = {s: list(model.tokenizer.encode(text)) for s, text in texts.items()}
+    tokens: dict[int, list[int]] = {s: [] for s in prompts}
+    pending = dict(prompts)
     prompt, generation = Pace(), Pace()
     while pending:
         begun = time.perf_counter()
@@ -64,8 +64,8 @@ def _decode(context: Context, pending: Mapping[int, list[int]]) -> dict[int, int
     return dict(zip(pending, map(int, context.logits.argmax(axis=1)), strict=True))
 
 
-def next_turn(model: Model, stored: str, chat: Sequence[Mapping[str, str]], question: str) -> str:
-    """Return the text that leads from a stored conversation to the answer to the next question.
+def next_turn(model: Model, stored: str, chat: Sequence[Mapping[str, str]], question: str) -> list[int]:
+    """Return the tokens that lead from a stored conversation to the answer to the next question.
 
     `stored` is the text in the memory, the last answer of `chat` included. The chat template writes the whole
     conversation; what it has beyond the stored text is new. Where a template rewrites the past, the question
@@ -73,4 +73,5 @@ def next_turn(model: Model, stored: str, chat: Sequence[Mapping[str, str]], ques
     """
     asked = {"role": "user", "content": question}
     whole = model.chat_template.render([*chat, asked])
-    return whole.removeprefix(stored) if whole.startswith(stored) else model.chat_template.render([asked])
+    new = whole.removeprefix(stored) if whole.startswith(stored) else model.chat_template.render([asked])
+    return model.tokenizer.encode(new, add_bos=False)

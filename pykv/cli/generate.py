@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pykv.errors import ContextLengthExceeded
+from pykv.errors import BatchError, ContextLengthExceeded
 
 if TYPE_CHECKING:
     from pykv.runtime import Context
     from pykv.runtime.sampling import Sampler
+    from pykv.runtime.tokenizer import Tokenizer
 
 
 @dataclass
@@ -35,11 +36,20 @@ class Pace:
         }
 
 
-def prefill(context: Context, tokens: Sequence[int], n_batch: int, seq_id: int = 0) -> Pace:
-    """Decode a prompt in batches of at most `n_batch` tokens, with the logits of its last token.
+def encode_chat(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the tokens of what a chat template wrote; it may have put the begin token there already."""
+    bos = tokenizer.bos_id
+    has_bos = bos is not None and text.startswith(tokenizer.token_text(bos))
+    return tokenizer.encode(text, add_bos=False if has_bos else None)
+
+
+def prefill(context: Context, tokens: Sequence[int], seq_id: int = 0) -> Pace:
+    """Decode a prompt of any length, batch by batch, with the logits of its last token.
 
     Raises
     ------
+    BatchError
+        The prompt is empty.
     ContextLengthExceeded
         The prompt does not leave room for one more token. Nothing has been decoded.
     """
@@ -50,10 +60,12 @@ def prefill(context: Context, tokens: Sequence[int], n_batch: int, seq_id: int =
         raise ContextLengthExceeded(
             f"{len(tokens)} more tokens after {stored} stored ones; the context holds {context.n_ctx_seq}"
         )
+    if not tokens:
+        raise BatchError("the prompt is empty")
     begun = time.perf_counter()
-    for start in range(0, len(tokens), n_batch):
-        piece = tokens[start : start + n_batch]
-        is_last = start + n_batch >= len(tokens)
+    for start in range(0, len(tokens), context.n_batch):
+        piece = tokens[start : start + context.n_batch]
+        is_last = start + len(piece) == len(tokens)
         context.decode(Batch(piece, seq_id=seq_id, logits="last" if is_last else "none"))
     return Pace(len(tokens), time.perf_counter() - begun)
 

@@ -11,16 +11,22 @@ import typer
 from pykv.cli import options
 from pykv.cli.catalog import model_path
 from pykv.cli.console import duration, notes, size, write_json
-from pykv.cli.generate import Generation, Pace, prefill
+from pykv.cli.generate import Generation, Pace, encode_chat, prefill
 
 if TYPE_CHECKING:
     from pykv.runtime import Context, Model
+    from pykv.runtime.params import FlashAttn
     from pykv.runtime.sampling import SamplingParams
 
 EXAMPLE = 'pykv run -m smollm2-135m -p "Why is the sky blue?" -n 64'
 
 DEFAULT_N_CTX = 4096
-N_BATCH = 2048
+
+FLASH: dict[options.FlashAttention, FlashAttn] = {
+    options.FlashAttention.AUTO: "auto",
+    options.FlashAttention.ON: True,
+    options.FlashAttention.OFF: False,
+}
 
 
 @dataclass
@@ -92,10 +98,9 @@ def command(
         n_ctx = min(DEFAULT_N_CTX, loaded.hparams.n_ctx_train) if ctx is None else ctx
         with loaded.context(
             n_ctx=n_ctx,
-            n_batch=N_BATCH,
             type_k=type_k,
             type_v=type_v,
-            flash_attn=flash_attn.value,
+            flash_attn=FLASH[flash_attn],
             n_threads=threads,
         ) as context:
             outcome = _run(loaded, context, tokens, n, params, stream=not json)
@@ -113,8 +118,9 @@ def _prompt_tokens(model: Model, text: str, system: str | None, chat: bool | Non
         chat = model.tokenizer.chat_template is not None
     if chat:
         messages = [{"role": "system", "content": system}] if system is not None else []
-        text = model.chat_template.render([*messages, {"role": "user", "content": text}])
-    return list(model.tokenizer.encode(text))
+        written = model.chat_template.render([*messages, {"role": "user", "content": text}])
+        return encode_chat(model.tokenizer, written)
+    return model.tokenizer.encode(text)
 
 
 def _run(
@@ -128,7 +134,7 @@ def _run(
     outcome.generation = generation.pace
     decoder = model.tokenizer.stream()
     try:
-        outcome.prompt = prefill(context, tokens, N_BATCH)
+        outcome.prompt = prefill(context, tokens)
         for token in generation.tokens(n):
             _emit(outcome, decoder.push(token), stream)
         outcome.stop = generation.stop

@@ -1,0 +1,177 @@
+"""``pykv run``: the text on stdout, the figures on stderr, and an end that is never a traceback."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from support.naive_llama import NaiveLlama
+from support.tiny_gguf import SPECIALS, TinyModel, byte_letters, vocabulary
+from typer.testing import CliRunner
+
+from pykv.cli.app import app
+from pykv.runtime import Context
+
+MODEL = TinyModel(seed=1)
+TOKENS = vocabulary(MODEL.n_vocab)[0]
+PLAIN = ("--raw", "--temp", "0", "-p", "xyz")
+
+
+@pytest.fixture(scope="module")
+def path(write_tiny):
+    return str(write_tiny(MODEL))
+
+
+def run(path: str, *args: str, stdin: str | None = None):
+    return CliRunner().invoke(app, ["run", "-m", path, *args], input=stdin, catch_exceptions=False)
+
+
+def record(path: str, *args: str, stdin: str | None = None):
+    result = run(path, "--json", *args, stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def likeliest(prompt: list[int], n: int) -> list[int]:
+    """Continue a prompt in plain numpy, up to a token that ends the text."""
+    naive, said = NaiveLlama(MODEL, np.float16), []
+    logits = naive.decode(prompt)[-1]
+    while len(said) < n and TOKENS[token := int(logits.argmax())] not in SPECIALS:
+        said.append(token)
+        logits = naive.decode([token])[-1]
+    return said
+
+
+def spell(tokens: list[int]) -> str:
+    letters = byte_letters()
+    data = bytes(letters.index(letter) for token in tokens for letter in TOKENS[token])
+    return data.decode("utf-8", "replace")
+
+
+def test_text_at_temperature_0_is_what_numpy_says(path):
+    said = likeliest([TOKENS.index(letter) for letter in "xyz"], 6)
+    assert len(said) == 6
+    answer = record(path, *PLAIN, "-n", "6")
+    assert answer["text"] == spell(said)
+    assert answer["stop"] == "limit"
+    assert answer["prompt"]["n_tokens"] == 3
+    assert answer["generation"]["n_tokens"] == 6
+
+
+def test_memory_is_reported_in_bytes(path):
+    kv = record(path, *PLAIN, "-n", "1", "--ctx", "300", "--type-k", "q8_0")["kv"]
+    # 512 cells, 2 layers, 2 heads of 32: 34 bytes a block of K, 64 of V
+    assert kv == {"nbytes": 512 * 2 * 2 * (34 + 64), "n_cells": 512, "type_k": "q8_0", "type_v": "f16"}
+
+
+def test_text_and_figures_go_to_different_streams(path):
+    text = record(path, *PLAIN, "-n", "4")["text"]
+    result = run(path, *PLAIN, "-n", "4")
+    assert result.stdout == text + "\n"
+    for word in ("prompt", "3 tokens", "generation", "4 tokens", "tokens/s", "stopped: limit", "KV memory"):
+        assert word in result.stderr
+    assert "\x1b" not in result.output
+
+
+def test_same_seed_same_text(path):
+    sampled = ("--raw", "-p", "xyz", "-n", "12", "--temp", "2", "--top-k", "0", "--min-p", "0")
+    first = record(path, *sampled, "--seed", "7")["text"]
+    assert record(path, *sampled, "--seed", "7")["text"] == first
+    others = {record(path, *sampled, "--seed", str(seed))["text"] for seed in (8, 9, 10)}
+    assert others != {first}
+
+
+def test_chat_is_the_default_where_the_file_has_a_template(path):
+    # the template adds two control tokens, the role, two line ends and the assistant's head
+    chat = record(path, "-p", "xyz", "-n", "1")["prompt"]["n_tokens"]
+    assert chat == record(path, "--chat", "-p", "xyz", "-n", "1")["prompt"]["n_tokens"]
+    assert chat > record(path, "--raw", "-p", "xyz", "-n", "1")["prompt"]["n_tokens"] + 3
+    assert record(path, "--system", "Be brief.", "-p", "xyz", "-n", "1")["prompt"]["n_tokens"] > chat
+
+
+def test_prompt_from_stdin(path):
+    assert record(path, "--raw", "-p", "-", "-n", "1", stdin="wxyz")["prompt"]["n_tokens"] == 4
+
+
+def test_full_context_ends_the_text(path):
+    answer = record(path, "--raw", "--temp", "0", "-p", 250 * "x", "-n", "100", "--ctx", "256")
+    assert answer["stop"] == "context full"
+    # 256 cells hold the prompt and six tokens; the seventh is the last answer
+    assert answer["generation"]["n_tokens"] == 7
+
+
+def test_prompt_of_several_batches(path):
+    """A prompt longer than n_batch is decoded in pieces, with the same answer."""
+    prompt = [TOKENS.index("x")] * 40 + [TOKENS.index("y")] * 3
+    from pykv import Model
+    from pykv.cli.generate import prefill
+
+    with Model.load(path) as model, model.context(n_ctx=256, n_batch=16) as context:
+        assert prefill(context, prompt).n_tokens == 43
+        assert int(context.logits[-1].argmax()) == int(NaiveLlama(MODEL).decode(prompt)[-1].argmax())
+
+
+def test_prompt_longer_than_the_context_says_which_option(path):
+    result = run(path, "--raw", "-p", 256 * "x", "--ctx", "256")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == [
+        "pykv: error: 256 more tokens after 0 stored ones; the context holds 256",
+        "  next: take a larger --ctx, or a shorter prompt",
+    ]
+
+
+@pytest.mark.parametrize("at", [1, 3], ids=["in the prompt", "in the answer"])
+def test_ctrl_c_ends_the_text_and_still_shows_the_figures(path, monkeypatch, at):
+    decode, calls = Context.decode, iter(range(1, 100))
+
+    def interrupted(self, batch):
+        if next(calls) == at:
+            raise KeyboardInterrupt
+        decode(self, batch)
+
+    monkeypatch.setattr(Context, "decode", interrupted)
+    result = run(path, *PLAIN, "-n", "50")
+    assert result.exit_code == 130
+    assert "stopped: interrupted" in result.stderr
+    assert "KV memory" in result.stderr
+    assert "error" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "exit_code", "words"),
+    [
+        (("--type-k", "q9"), 2, "type_k"),
+        (("--type-v", "q8_0", "--flash-attn", "off"), 2, "needs flash attention"),
+        (("--temp", "-1"), 2, "--temp"),
+        (("-n", "0"), 2, "-n"),
+        (("--flash-attn", "perhaps"), 2, "--flash-attn"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_option_is_exit_code_2_without_traceback(path, args, exit_code, words):
+    result = run(path, *PLAIN, *args)
+    assert result.exit_code == exit_code
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_empty_prompt_is_an_error(path):
+    result = run(path, "--raw", "-p", "")
+    assert result.exit_code == 1
+    assert result.stderr == "pykv: error: the prompt is empty\n"
+
+
+def test_absent_model_lists_the_catalogue():
+    result = run("nowhere.gguf", "-p", "x")
+    assert result.exit_code == 1
+    assert "'nowhere.gguf' does not exist" in result.stderr
+    assert "smollm2-135m" in result.stderr
+
+
+@pytest.mark.parametrize("mode", ["auto", "on", "off"])
+def test_attention_paths_agree(path, mode):
+    assert (
+        record(path, *PLAIN, "-n", "4", "--flash-attn", mode)["text"]
+        == record(path, *PLAIN, "-n", "4")["text"]
+    )
