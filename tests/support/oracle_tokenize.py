@@ -1,4 +1,4 @@
-"""Tokenizes with llama.cpp, in a process of its own: run by another Python, JSON lines in, one JSON line out for each.
+"""Tokenizes with llama.cpp, in a process of its own and by another Python: JSON lines in, JSON lines out.
 
 The first argument is the GGUF file, of which only the vocabulary is loaded. Requests:
 

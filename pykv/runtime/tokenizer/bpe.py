@@ -1,7 +1,7 @@
 """Byte-level BPE: words of a pattern, each merged pair by pair in the order of the file's merges.
 
-The `tokenizers` library does the work; what it does otherwise than `llm_tokenizer_bpe_session` in llama.cpp is set
-right here: characters without a token, and bytes that are not UTF-8.
+The `tokenizers` library does the work. Where it differs from llama.cpp (`llm_tokenizer_bpe_session`) it is set
+right: characters without a token, and bytes that are not UTF-8.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def bytes_of_token(text: str) -> bytes:
     try:
         return text.translate(_CHARS_TO_BYTES).encode("latin-1")
     except UnicodeEncodeError:
-        # differs from llama.cpp: a character outside the alphabet stands for itself, because "[UNK_BYTE_…]" was never
-        # in the text that the token was made from
+        # differs from llama.cpp: a character outside the alphabet stands for itself, because "[UNK_BYTE_…]",
+        # as it writes, was never in a text
         return b"".join(
             _CHARS_TO_BYTES[ord(char)].encode("latin-1") if ord(char) in _CHARS_TO_BYTES else char.encode()
             for char in text
@@ -109,8 +109,8 @@ class BpeEncoder:
     def _encode_malformed(self, text: str) -> list[int]:
         """Encode a fragment that holds bytes which are not UTF-8.
 
-        Surrogates cannot enter the library, so the words are cut on a text where a private character, alike to every
-        pattern, takes their place.
+        Surrogates cannot enter the library, so words are cut on a text where a private character, alike to
+        all patterns, takes their place.
         """
         raw = text.encode("utf-8", "surrogateescape")
         decoded = decode_leniently(raw)
@@ -118,13 +118,8 @@ class BpeEncoder:
         hidden = "".join(private if "\ud800" <= char <= "\udfff" else char for char in decoded)
         ids: list[int] = []
         for _, (start, end) in Sequence(list(self._splits())).pre_tokenize_str(hidden):
-            word = (
-                decoded[start:end]
-                .encode("utf-8", "surrogatepass")
-                .decode("latin-1")
-                .translate(_BYTES_TO_CHARS)
-            )
-            ids.extend(token.id for token in self._engine.model.tokenize(word))
+            word = decoded[start:end].encode("utf-8", "surrogatepass").decode("latin-1")
+            ids.extend(token.id for token in self._engine.model.tokenize(word.translate(_BYTES_TO_CHARS)))
         return ids
 
 
@@ -142,7 +137,7 @@ def decode_leniently(raw: bytes) -> str:
         for byte in tail:
             code = code << 6 | byte & 0x3F
         whole = size > 0 and len(tail) == size - 1 and all(byte >> 6 == 0b10 for byte in tail)
-        # differs from llama.cpp: a code above U+10FFFF is taken as stray bytes, because there it ends the process
+        # differs from llama.cpp: a code above U+10FFFF is stray bytes, because there it ends the process
         if whole and code <= 0x10FFFF:
             chars.append(chr(code))
             i += size

@@ -1,4 +1,4 @@
-"""From ids back to bytes and text, whole or as a stream. Follows `token_to_piece` in llama.cpp's llama-vocab.cpp."""
+"""From ids back to bytes and text. Follows `token_to_piece` in llama.cpp's llama-vocab.cpp."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def piece(vocab: Vocab, token: int) -> bytes:
 class StreamDecoder:
     """Text of tokens as they come: whole characters only.
 
-    A character's bytes may be spread over several tokens; they are kept back until it is complete. Bytes that can no
-    longer become one turn into U+FFFD. The first token's leading space stays: a stream continues a prompt.
+    A character's bytes may be spread over several tokens; they are kept back until it is complete. Bytes that
+    can no longer become one turn into U+FFFD. A leading space stays: a stream continues a prompt.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:

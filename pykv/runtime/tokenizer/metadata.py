@@ -1,4 +1,4 @@
-"""Typed reading of a GGUF file's tokenizer keys: each value is of the type its name promises, or the error names it."""
+"""Typed reading of a file's tokenizer keys: a value has the type its key promises, or it is an error."""
 
 from __future__ import annotations
 

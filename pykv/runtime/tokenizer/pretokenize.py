@@ -1,8 +1,8 @@
 """How byte-level BPE cuts text into words before it merges: the patterns behind each `tokenizer.ggml.pre`.
 
-The patterns of one entry run one after the other, each on the pieces that the one before left; a match is a piece,
-and so is what lies between two matches. The behaviour is that of `llm_tokenizer_bpe` and of unicode.cpp in llama.cpp,
-where it differs from the model's own tokenizer too: the models are run with these words everywhere.
+The patterns of one entry run one after the other, each on the pieces that the one before left; a match is a
+piece, and so is what lies between two matches. The words are those of `llm_tokenizer_bpe` and unicode.cpp in
+llama.cpp, also where a model's own tokenizer cuts a little differently.
 """
 
 # ruff: noqa: RUF001  (the look-alike characters are the models' own)
@@ -31,8 +31,8 @@ def engine_pattern(pattern: str) -> str:
 class PreTokenizer:
     """One family's rules.
 
-    `ignore_merges`: a word that is a token is that token, however the merges would build it. `add_bos`: the family
-    begins with BOS unless the file says otherwise.
+    `ignore_merges`: a word that is a token is that token, however the merges would build it. `add_bos`: the
+    family begins with BOS unless the file says otherwise.
     """
 
     patterns: tuple[str, ...]
@@ -55,10 +55,12 @@ _LINES = r"\s*[\r\n]+"
 _SPACES = (r"\s+(?!\S)", r"\s+")
 _DIGIT = r"\p{N}"
 _THREE_DIGITS = r"\p{N}{1,3}"
-_THREE_DIGITS_FROM_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+# note: text before a number joins its first group, since llama.cpp cuts only behind groups
+_THREE_DIGITS_FROM_RIGHT = r"[^\p{N}]*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 _ASCII_PUNCTUATED = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
 _CJK = "[一-龥぀-ゟ゠-ヿ]+"
-_CJK_AND_HANGUL = "[一-龥ࠀ-一가-퟿]+"
+# note: llama.cpp hides white space beyond ASCII from patterns without a Unicode class
+_CJK_AND_HANGUL = r"[[一-龥ࠀ-一가-퟿]&&[^\s]]+"
 _PER_LINE = r"[^\n]+|[\n]+"
 
 _GPT2 = _any(_SUFFIX, r" ?\p{L}+", r" ?\p{N}+", _SYMBOLS, r"\s+(?!\S)")
@@ -99,8 +101,9 @@ _GRANITE_EMBEDDING = _any(
 _CASELESS = _cased(r"[\p{L}\p{M}]", r"[\p{L}\p{M}]", _OPTIONAL_SUFFIX)
 
 _DEEPSEEK_LETTERS = (
-    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼ"
-    "ιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⲲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗ"
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽ"
+    "ᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ"
+    "\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮ\u2cf2ⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗ"
     "Ａ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
 )
 _AFMOE_SCRIPTS = "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+"
@@ -110,8 +113,8 @@ _JAIS2_SPACES = tuple(rf"\s{{{2**power}}}(?!\S)" for power in range(9, 1, -1))
 _NUMBERS_THEN_GPT2 = PreTokenizer((_DIGIT, _GPT2))
 _FAMILIES: dict[str, PreTokenizer] = {
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert mpt olmo jais trillion "
-    "granite-docling exaone4 jina-v1-en jina-v2-code roberta-bpe": PreTokenizer((_GPT2,)),
+    "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert mpt olmo jais "
+    "trillion granite-docling exaone4 jina-v1-en jina-v2-code roberta-bpe": PreTokenizer((_GPT2,)),
     "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": _NUMBERS_THEN_GPT2,
     "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": PreTokenizer(
         (_LLAMA3,), ignore_merges=True, add_bos=True

@@ -1,6 +1,6 @@
 """Which tokens begin, end and separate text: read from the file, and where it is silent found by their text.
 
-Files often leave these ids out, so llama.cpp (`llama_vocab::impl::load`) knows the spellings that model families use.
+Files often leave these ids out; llama.cpp (`llama_vocab::impl::load`) knows the spellings of many families.
 """
 
 # ruff: noqa: RUF001  (the look-alike characters are the models' own)
@@ -179,7 +179,7 @@ class SpecialIdFinder:
         return found
 
     def _from_text(self, texts: tuple[str, ...]) -> int | None:
-        # differs from llama.cpp: the first spelling of the list wins, because its own order is that of a hash table
+        # differs from llama.cpp: the first spelling listed wins, because there a hash table's order decides
         for text in texts:
             token = self._ids.get(text)
             if token is not None:
@@ -188,7 +188,7 @@ class SpecialIdFinder:
         return None
 
     def _without_false_ends(self, eog: set[int]) -> set[int]:
-        """Drop the tokens that end a message in most models but, beside certain others, only a part of one."""
+        """Drop tokens that end a message in most models but, beside certain others, only a part of one."""
 
         def ends(text: str) -> bool:
             return self._ids.get(text, -1) in eog

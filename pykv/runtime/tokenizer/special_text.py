@@ -1,4 +1,4 @@
-"""Cut text at the special tokens that stand in it, as `tokenizer_st_partition` in llama.cpp's llama-vocab.cpp does."""
+"""Cut text at the special tokens in it, as `tokenizer_st_partition` in llama.cpp's llama-vocab.cpp does."""
 
 from __future__ import annotations
 
@@ -50,21 +50,31 @@ class SpecialText:
             if isinstance(fragment, int) or special not in fragment:
                 result.append(fragment)
                 continue
-            pieces = fragment.split(special)
-            for i, piece in enumerate(pieces):
-                if i and token in self._rstrip:
-                    piece = piece.lstrip(_C_SPACE)
-                if i + 1 < len(pieces) and token in self._lstrip:
-                    piece = piece.rstrip(_C_SPACE)
-                result.extend((token, piece) if i else (piece,))
-        return [fragment for fragment in result if fragment != ""]
+            first, *others = fragment.split(special)
+            result.append(first)
+            for other in others:
+                result += (token, other)
+        return self._swallow_space(result, token)
+
+    def _swallow_space(self, fragments: list[Fragment], token: int) -> list[Fragment]:
+        """Strip the text beside a token where it wants that; drop empty text."""
+        for i, fragment in enumerate(fragments):
+            text = fragment
+            if isinstance(text, int):
+                continue
+            if i and fragments[i - 1] == token and token in self._rstrip:
+                text = text.lstrip(_C_SPACE)
+            if fragments[i + 1 : i + 2] == [token] and token in self._lstrip:
+                text = text.rstrip(_C_SPACE)
+            fragments[i] = text
+        return [fragment for fragment in fragments if fragment != ""]
 
 
 class _Finder:
     """Tells which of many texts stand in a text, without looking for each of them.
 
-    A vocabulary may have thousands of special tokens, a prompt has a handful: only the places where two characters
-    begin some token are looked at.
+    A vocabulary may have thousands of special tokens, a prompt has a handful: only the places where two
+    characters begin some token are looked at.
     """
 
     def __init__(self, ids: dict[str, int]) -> None:
@@ -108,7 +118,10 @@ def _start_pattern(first: str, seconds: set[str]) -> str:
 
 
 def _stripping(vocab: Vocab) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the tokens that swallow white space before and after them: not in the file, known by the model's name."""
+    """Return the tokens that swallow white space before and after them.
+
+    The file does not tell them; llama.cpp knows them by the model's name.
+    """
     name = (string(vocab.meta, "general.name") or "").lower()
     arch = string(vocab.meta, "general.architecture") or ""
     none: frozenset[int] = frozenset()

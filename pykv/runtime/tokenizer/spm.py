@@ -1,8 +1,8 @@
 """SentencePiece's BPE: neighbours become one token, best score first, until no two neighbours form a token.
 
-The `tokenizers` library ranks pairs and has no equal ranks, while scores do tie (the leftmost pair then goes first),
-and its tables of pairs would take seconds to derive for a vocabulary of 262k tokens. So the merge loop is here.
-Follows `llm_tokenizer_spm_session` in llama.cpp's llama-vocab.cpp.
+The `tokenizers` library ranks pairs and has no equal ranks, while scores do tie (the leftmost pair then goes
+first), and its table of pairs would take seconds to derive for 262k tokens. So the merge loop is here, after
+`llm_tokenizer_spm_session` in llama.cpp's llama-vocab.cpp.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class SpmEncoder:
 
     @cached_property
     def _word_pattern(self) -> re.Pattern[str]:
-        """Cut the text where no token can reach across, so that each part merges as it would within the whole.
+        """Match the parts that no token can reach across: each merges as it would within the whole.
 
         That is before a space, unless some token holds the character before it and the space side by side.
         """

@@ -22,8 +22,8 @@ class _Encoder(Protocol):
 class Tokenizer:
     """Text to tokens and back, by the vocabulary of one model.
 
-    `bos_id`, `eos_id`, `eot_id`, `unk_id` and `pad_id` are None where the vocabulary has no such token; `eog_ids` are
-    all tokens that end a generation.
+    `bos_id`, `eos_id`, `eot_id`, `unk_id` and `pad_id` are None where the vocabulary has no such token;
+    `eog_ids` are all tokens that end a generation.
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -53,9 +53,9 @@ class Tokenizer:
     def encode(self, text: str | bytes, add_bos: bool | None = None, parse_special: bool = True) -> list[int]:
         """Return the ids of a text; bytes need not be valid UTF-8.
 
-        `add_bos`: None adds BOS and EOS as the file asks; False adds neither; True adds BOS in any case, and EOS as
-        the file asks. `parse_special`: whether control tokens written in the text count as tokens; user-defined ones
-        always do.
+        `add_bos`: None adds BOS and EOS as the file asks; False adds neither; True adds BOS in any case, and
+        EOS as the file asks. `parse_special`: whether control tokens written in the text count as tokens;
+        user-defined ones always do.
         """
         ids: list[int] = []
         after_special = True
@@ -75,14 +75,14 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """Return the text of some tokens; bytes that are no UTF-8 become U+FFFD.
 
-        `skip_special` leaves out control and unknown tokens. The space that encoding put before the first word is
-        taken away again.
+        `skip_special` leaves out control and unknown tokens. The space that encoding put before the first
+        word is taken away again.
         """
         return self.decode_bytes(ids, skip_special).decode("utf-8", "replace")
 
     def decode_bytes(self, ids: Iterable[int], skip_special: bool = False) -> bytes:
         """Return the bytes of some tokens, as `decode` does."""
-        # differs from llama.cpp: spaces before punctuation stay, because taking them away would change the text
+        # differs from llama.cpp: spaces before punctuation stay, because removing them would change the text
         pieces: list[bytes] = []
         strip_next = self._vocab.add_space_prefix
         for token in ids:

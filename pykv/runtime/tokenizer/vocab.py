@@ -108,5 +108,5 @@ def _pre(meta: Metadata) -> str:
 def _default_ids(model: str, pre: str) -> SpecialIds:
     if model == "llama":
         return SpecialIds(bos=1, eos=2, unk=0)
-    # differs from llama.cpp: BPE files have no BOS or EOS unless they say so, because its default of 11 is Falcon's
+    # differs from llama.cpp: no BOS or EOS where a BPE file names none, because its default of 11 is Falcon's
     return SpecialIds(bos=11, eos=11) if pre == "falcon" else SpecialIds()
