@@ -46,15 +46,13 @@ class SeqCells:
     count : number of cells that do.
     """
 
-    __slots__ = ("_hi", "_lo", "_stale", "count", "row", "view")
+    __slots__ = ("_hi", "_hi_stale", "_lo", "_lo_stale", "count", "row", "view")
 
     def __init__(self, n: int) -> None:
         self.row: BoolArray = np.zeros(n, np.bool_)
         self.view = self.row.view()
         self.view.flags.writeable = False
-        self.count = 0
-        self._lo = self._hi = NO_POS
-        self._stale = False
+        self._emptied()
 
     def clear(self) -> None:
         """Forget every cell."""
@@ -67,7 +65,7 @@ class SeqCells:
         lo, hi = ends(pos)
         if self.count == 0:
             self._lo, self._hi = lo, hi
-        elif not self._stale:
+        else:  # a stale end stays stale
             self._lo, self._hi = min(lo, self._lo), max(hi, self._hi)
         self.row[idxs] = True
         self.count += idxs.size
@@ -78,27 +76,36 @@ class SeqCells:
         self.count -= idxs.size
         if self.count == 0:
             self._emptied()
-        elif not self._stale:
-            lo, hi = ends(pos)
-            self._stale = lo <= self._lo or hi >= self._hi
+            return
+        lo, hi = ends(pos)
+        self._lo_stale |= lo <= self._lo
+        self._hi_stale |= hi >= self._hi
 
     def moved(self) -> None:
         """Note that positions of members have changed."""
-        self._stale = self.count > 0
+        self._lo_stale = self._hi_stale = self.count > 0
 
-    def pos_ends(self, pos: I32Array) -> tuple[int, int]:
-        """Return the smallest and the largest position, (-1, -1) without cells.
+    def pos_min(self, pos: I32Array, alone: bool) -> int:
+        """Return the smallest position, -1 without cells.
 
         Parameters
         ----------
         pos : (m,) positions of the first m cells, which include every member.
+        alone : every occupied cell is a member.
         """
-        if self._stale:
-            self._lo, self._hi = ends(pos[self.row[: pos.size]])
-            self._stale = False
-        return self._lo, self._hi
+        if self._lo_stale:  # seen as unsigned, the -1 of empty cells is the largest number
+            self._lo = int(pos.view(np.uint32).min() if alone else pos[self.row[: pos.size]].min())
+            self._lo_stale = False
+        return self._lo
+
+    def pos_max(self, pos: I32Array, alone: bool) -> int:
+        """Return the largest position, -1 without cells. Takes what `pos_min` takes."""
+        if self._hi_stale:
+            self._hi = int((pos if alone else pos * self.row[: pos.size]).max())
+            self._hi_stale = False
+        return self._hi
 
     def _emptied(self) -> None:
         self.count = 0
         self._lo = self._hi = NO_POS
-        self._stale = False
+        self._lo_stale = self._hi_stale = False
