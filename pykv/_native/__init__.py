@@ -44,7 +44,7 @@ except ImportError as error:
 
 
 def _text(value: object) -> str:
-    return ffi.string(value).decode()
+    return str(ffi.string(value).decode())
 
 
 def _check_versions() -> None:

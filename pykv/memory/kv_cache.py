@@ -60,7 +60,7 @@ class KVCache:
         self._buffers: list[Buffer] = []
         self._allocate()
         self._map_shared(share or {})
-        self.streams = other.streams if other is not None else CellStreams(
+        self.streams: CellStreams = other.streams if other is not None else CellStreams(
             settings.n_cells,
             n_seq_max=settings.n_seq_max,
             unified=settings.unified,
@@ -265,7 +265,7 @@ class KVCache:
             self._tensors[il] = self.other.tensors(source)
 
     def _split(self, splitter: Splitter, n_ubatch: int) -> list[UBatch]:
-        ubatches = []
+        ubatches: list[UBatch] = []
         while True:
             if self.n_stream == 1:
                 ubatch = splitter.simple(n_ubatch)
