@@ -104,9 +104,7 @@ def find_entry(name: str) -> Entry:
     """
     entry = ENTRIES.get(name)
     if entry is None:
-        raise DownloadError(
-            f"no model named {name!r} in the catalogue; there are: {', '.join(sorted(ENTRIES))}"
-        )
+        raise DownloadError(f"no model named {name!r} in the catalogue; there are: {', '.join(sorted(ENTRIES))}")
     return entry
 
 

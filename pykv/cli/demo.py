@@ -26,9 +26,7 @@ FOLLOW_UPS = ("Name one animal that lives in it.", "Say the same as a line of a 
 
 
 def command(
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help=f"Another chat model than {MODEL}.")
-    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help=f"Another chat model than {MODEL}.")] = None,
     n: Annotated[int, typer.Option("-n", min=1, max=80, help="At most so many tokens an answer.")] = 40,
     threads: options.Threads = None,
     json: options.Json = False,
@@ -105,16 +103,12 @@ def _both_go_on(story: Story, model: Model, context: Context, first: Spoken, n: 
     n_shared = context.memory.cells().n_used
     stored = model.chat_template.render(_chat()) + first.said[0]
     chat = _chat(first.said[0])
-    both = speak(
-        model, context, {s: next_turn(model, stored, chat, text) for s, text in enumerate(FOLLOW_UPS)}, n
-    )
+    both = speak(model, context, {s: next_turn(model, stored, chat, text) for s, text in enumerate(FOLLOW_UPS)}, n)
     for s, question in enumerate(FOLLOW_UPS):
         story.say(f"you, in {'AB'[s]}", question)
         story.say("model", both.said[s])
     n_used = context.memory.cells().n_used
-    story.pace(
-        "together", "Both in the same batches", both.generation, n_used=n_used, n_apart=n_used + n_shared
-    )
+    story.pace("together", "Both in the same batches", both.generation, n_used=n_used, n_apart=n_used + n_shared)
     story.note(f"{n_used} cells are used; two caches would take {n_used + n_shared}")
     story.cells(context.memory.cells())
 

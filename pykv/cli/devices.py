@@ -12,9 +12,7 @@ EXAMPLE = "pykv devices --json"
 
 
 def command(
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a line instead of a table.")
-    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line instead of a table.")] = False,
 ) -> None:
     """List the devices that ggml can compute on."""
     from rich.table import Table
@@ -33,8 +31,6 @@ def command(
                     "memory_total": device.memory_total,
                 }
             )
-        table.add_row(
-            device.name, device.kind, device.description, size(device.memory_free), size(device.memory_total)
-        )
+        table.add_row(device.name, device.kind, device.description, size(device.memory_free), size(device.memory_total))
     if not json:
         results().print(table)

@@ -39,9 +39,7 @@ def speak(model: Model, context: Context, prompts: Mapping[int, list[int]], limi
         pace.n_tokens += sum(map(len, pending.values()))
         pace.seconds += time.perf_counter() - begun
         pending = {
-            s: [token]
-            for s, token in best.items()
-            if token not in model.tokenizer.eog_ids and len(tokens[s]) < limit
+            s: [token] for s, token in best.items() if token not in model.tokenizer.eog_ids and len(tokens[s]) < limit
         }
         for s, piece in pending.items():
             tokens[s] += piece

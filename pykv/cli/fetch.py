@@ -64,9 +64,7 @@ def fetch(entry: Entry, report: Report = lambda _: None) -> Path:
     except DownloadError:
         raise
     except OSError as error:
-        raise DownloadError(
-            f"cannot write to {folder} ({error}); {CACHE_VARIABLE} names another folder"
-        ) from error
+        raise DownloadError(f"cannot write to {folder} ({error}); {CACHE_VARIABLE} names another folder") from error
     return target
 
 
@@ -75,9 +73,7 @@ def _check_room(folder: Path, entry: Entry) -> None:
     needed = entry.nbytes + entry.nbytes // len(entry.parts)
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise DownloadError(
-            f"{folder} has {free >> 20} MiB free; {entry.name} needs {needed >> 20} MiB for a moment"
-        )
+        raise DownloadError(f"{folder} has {free >> 20} MiB free; {entry.name} needs {needed >> 20} MiB for a moment")
 
 
 def _assemble(entry: Entry, staging: Path, report: Report) -> Path:
@@ -93,9 +89,7 @@ def _assemble(entry: Entry, staging: Path, report: Report) -> Path:
         out.flush()
         os.fsync(out.fileno())
     if digest.hexdigest() != entry.sha256:
-        raise DownloadError(
-            f"{entry.name} has sha256 {digest.hexdigest()}, not {entry.sha256}; nothing was kept"
-        )
+        raise DownloadError(f"{entry.name} has sha256 {digest.hexdigest()}, not {entry.sha256}; nothing was kept")
     return file
 
 

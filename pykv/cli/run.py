@@ -51,18 +51,14 @@ class KVUse:
 
 def command(
     *,
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="A GGUF file, or a name that `pykv pull` lists.")
-    ],
+    model: Annotated[str, typer.Option("--model", "-m", help="A GGUF file, or a name that `pykv pull` lists.")],
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text; - reads it from stdin.")],
     n: Annotated[int, typer.Option("--n-predict", "-n", min=1, help="At most so many new tokens.")] = 128,
     system: Annotated[str | None, typer.Option("--system", help="A system message, in chat mode.")] = None,
     chat: Annotated[
         bool | None, typer.Option("--chat/--raw", help="Wrap the text in the model's chat template, or not.")
     ] = None,
-    temp: Annotated[
-        float, typer.Option("--temp", min=0, help="Temperature; 0 takes the likeliest token.")
-    ] = 0.8,
+    temp: Annotated[float, typer.Option("--temp", min=0, help="Temperature; 0 takes the likeliest token.")] = 0.8,
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="Keep the k likeliest tokens; 0 = all.")] = 40,
     top_p: Annotated[float, typer.Option("--top-p", min=0, max=1, help="Keep this much probability.")] = 0.95,
     min_p: Annotated[
@@ -72,9 +68,7 @@ def command(
         float, typer.Option("--repeat-penalty", help="Above 1 makes repetition less likely.")
     ] = 1.0,
     seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
-    ctx: Annotated[
-        int | None, typer.Option("--ctx", "-c", min=0, help="Cells of the memory; 0 = as trained.")
-    ] = None,
+    ctx: Annotated[int | None, typer.Option("--ctx", "-c", min=0, help="Cells of the memory; 0 = as trained.")] = None,
     type_k: options.TypeK = "f16",
     type_v: options.TypeV = "f16",
     flash_attn: options.FlashAttn = options.FlashAttention.AUTO,
@@ -123,9 +117,7 @@ def _prompt_tokens(model: Model, text: str, system: str | None, chat: bool | Non
     return model.tokenizer.encode(text)
 
 
-def _run(
-    model: Model, context: Context, tokens: list[int], n: int, params: SamplingParams, *, stream: bool
-) -> Outcome:
+def _run(model: Model, context: Context, tokens: list[int], n: int, params: SamplingParams, *, stream: bool) -> Outcome:
     """Feed the prompt and collect the answer, showing it as it comes; Ctrl-C ends either."""
     from pykv.runtime.sampling import Sampler
 

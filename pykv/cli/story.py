@@ -45,9 +45,7 @@ class Story:
         from rich.padding import Padding
         from rich.text import Text
 
-        self.out.print(
-            Padding(Text.assemble((f"{who}: ", "bold"), " ".join(text.split())), (0, 0, 0, len(MARGIN)))
-        )
+        self.out.print(Padding(Text.assemble((f"{who}: ", "bold"), " ".join(text.split())), (0, 0, 0, len(MARGIN))))
 
     def note(self, text: str) -> None:
         """Show a remark below a step."""

@@ -63,9 +63,7 @@ def test_help_loads_neither_numpy_nor_the_extension():
 
 
 def test_missing_extra_is_named_in_one_line_without_traceback(tmp_path):
-    shutil.copytree(
-        Path(pykv.__file__).parent, tmp_path / "pykv", ignore=shutil.ignore_patterns("*.so", "*.pyd")
-    )
+    shutil.copytree(Path(pykv.__file__).parent, tmp_path / "pykv", ignore=shutil.ignore_patterns("*.so", "*.pyd"))
     # -S leaves site-packages out, so that only pykv and the standard library are there
     result = in_child("from pykv.cli import main; main()", "-S", PYTHONPATH=str(tmp_path))
     assert result.returncode == 1

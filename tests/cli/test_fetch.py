@@ -67,9 +67,7 @@ def test_wrong_checksum_keeps_the_file_that_was_there(index, tmp_path):
 
 def test_pip_failure_gives_its_reason_in_one_line(index, tmp_path):
     entry = replace(index.add("tiny", PIECES), parts=(Part("absent==2.0", "x"),))
-    with pytest.raises(
-        DownloadError, match=r"absent==2\.0: No matching distribution found for absent==2\.0$"
-    ):
+    with pytest.raises(DownloadError, match=r"absent==2\.0: No matching distribution found for absent==2\.0$"):
         fetch.fetch(entry)
     assert files_under(tmp_path / "cache") == []
 

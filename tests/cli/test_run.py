@@ -171,7 +171,4 @@ def test_absent_model_lists_the_catalogue():
 
 @pytest.mark.parametrize("mode", ["auto", "on", "off"])
 def test_attention_paths_agree(path, mode):
-    assert (
-        record(path, *PLAIN, "-n", "4", "--flash-attn", mode)["text"]
-        == record(path, *PLAIN, "-n", "4")["text"]
-    )
+    assert record(path, *PLAIN, "-n", "4", "--flash-attn", mode)["text"] == record(path, *PLAIN, "-n", "4")["text"]

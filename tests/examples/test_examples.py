@@ -1,0 +1,52 @@
+"""What the README and the examples promise, they do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def run_example(name: str, **environ: str) -> str:
+    """Run an example away from the source folder and return what it prints."""
+    command = [sys.executable, str(ROOT / "examples" / name)]
+    result = subprocess.run(
+        command, env=os.environ | environ, cwd="/", capture_output=True, text=True, check=False, timeout=250
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_readme_shows_an_example_that_is_run():
+    blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert blocks == [(ROOT / "examples" / "hello.py").read_text()]
+
+
+@pytest.mark.parametrize("ending", ["&& pykv demo", "&& pytest"])
+def test_readme_has_each_command_once_on_one_line(ending):
+    lines = [line for line in README.splitlines() if line.endswith(ending)]
+    assert len(lines) == 1
+    assert lines[0].startswith('pip install ".[')
+
+
+def test_memory_alone_counts_shared_cells_once():
+    # 700 shared + 3 x 50 own; a cell is 32 layers of K and V, 8 heads of 4 blocks of 34 bytes
+    mib = 850 * 32 * 2 * 8 * 4 * 34 / 2**20
+    first, second = run_example("memory_alone.py").splitlines()
+    assert first == f"three branches: 850 cells, {mib:.1f} MiB; unshared they would take 2250"
+    assert second == "one ended: 800 cells, the prompt stays for the others"
+
+
+@pytest.mark.model
+def test_hello_forks_one_beginning_into_two_texts(smollm2_path):
+    deep, full = run_example("hello.py", PYKV_CACHE=str(smollm2_path.parent)).splitlines()
+    assert deep.startswith("The sea is deep and")
+    assert full.startswith("The sea is full of")
+    assert min(len(deep), len(full)) > len("The sea is deep and") + 8
