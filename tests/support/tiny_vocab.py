@@ -53,9 +53,7 @@ def spm_metadata(
         "general.architecture": "llama",
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": np.array(
-            [*specials.values(), *[BYTE] * 256, *[NORMAL] * len(scores)], np.int32
-        ),
+        "tokenizer.ggml.token_type": np.array([*specials.values(), *[BYTE] * 256, *[NORMAL] * len(scores)], np.int32),
         "tokenizer.ggml.scores": np.array([0.0] * (len(specials) + 256) + list(scores.values()), np.float32),
         **{f"tokenizer.ggml.{key}": value for key, value in extra.items()},
     }

@@ -24,9 +24,7 @@ SCRIPTS = (
 DIGITS = (0x30, 0x660, 0x6F0, 0x966, 0x9E6, 0xE50, 0xFF10, 0x1D7CE, 0x1E950)
 MARKS = (0x300, 0x301, 0x308, 0x327, 0x338, 0x489, 0x5B0, 0x64B, 0x93C, 0x94D, 0xE31, 0x20E3, 0xFE0F, 0x1D165)
 SPACES = " \t\n\r\v\f\x1c\x1f\x85\xa0\u1680\u2003\u2028\u2029\u202f\u205f\u3000"
-INVISIBLE = (
-    "\x00\x01\x04\x06\x13\x7f\xad\u200b\u200c\u200d\u200e\u202e\u2060\ufeff\ufff9\ufffd\ue000\U000e0041"
-)
+INVISIBLE = "\x00\x01\x04\x06\x13\x7f\xad\u200b\u200c\u200d\u200e\u202e\u2060\ufeff\ufff9\ufffd\ue000\U000e0041"
 PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~¡«»…—“”„‚、。！？「」٪؟؛।״§¶†€₹£±×÷≤∑√∞→⇒■●★☃"
 NEWER = "\u1c89\u0897\U00010d40\U00010d50\U000116d0\U0001cc00\U0001fae9\U00016d40\U00011f5a"
 EMOJI = (
@@ -87,10 +85,7 @@ def _words(rng: random.Random) -> str:
 
 def _script(rng: random.Random) -> str:
     low, high = rng.choice(SCRIPTS)
-    words = (
-        "".join(chr(rng.randint(low, high)) for _ in range(rng.randint(1, 9)))
-        for _ in range(rng.randint(1, 6))
-    )
+    words = ("".join(chr(rng.randint(low, high)) for _ in range(rng.randint(1, 9))) for _ in range(rng.randint(1, 6)))
     return rng.choice((" ", "", "\u3000", "، ")).join(words)
 
 
@@ -112,9 +107,7 @@ def _emoji(rng: random.Random) -> str:
 def _digits(rng: random.Random) -> str:
     zero = rng.choice(DIGITS)
     number = "".join(chr(zero + rng.randint(0, 9)) for _ in range(rng.randint(1, 12)))
-    return (
-        rng.choice(("", " ", "-", "$", "x")) + number + rng.choice(("", "%", "½", "²", "Ⅷ", "st", ".5", " "))
-    )
+    return rng.choice(("", " ", "-", "$", "x")) + number + rng.choice(("", "%", "½", "²", "Ⅷ", "st", ".5", " "))
 
 
 def _spaces(rng: random.Random) -> str:
@@ -126,9 +119,7 @@ def _code(rng: random.Random) -> str:
 
 
 def _marked(rng: random.Random) -> str:
-    return "".join(
-        rng.choice("aeo nक한") + "".join(chr(mark) for mark in rng.choices(MARKS, k=3)) for _ in range(4)
-    )
+    return "".join(rng.choice("aeo nक한") + "".join(chr(mark) for mark in rng.choices(MARKS, k=3)) for _ in range(4))
 
 
 def _any_code_points(rng: random.Random) -> str:
@@ -145,9 +136,7 @@ def _runs(rng: random.Random) -> str:
 def _with_specials(specials: Sequence[str]) -> Maker:
     def make(rng: random.Random) -> str:
         between = (_words, _spaces, _punctuation, lambda _: "", lambda _: " ", lambda _: "\n")
-        return "".join(
-            rng.choice(between)(rng) + rng.choice(specials) for _ in range(rng.randint(1, 5))
-        ) + _words(rng)
+        return "".join(rng.choice(between)(rng) + rng.choice(specials) for _ in range(rng.randint(1, 5))) + _words(rng)
 
     return make
 

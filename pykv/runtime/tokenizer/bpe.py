@@ -1,7 +1,7 @@
 """Byte-level BPE: words of a pattern, each merged pair by pair in the order of the file's merges.
 
-The `tokenizers` library does the work. Where it differs from llama.cpp (`llm_tokenizer_bpe_session`) it is set
-right: characters without a token, and bytes that are not UTF-8.
+The `tokenizers` library does the work. Where it differs from llama.cpp (`llm_tokenizer_bpe_session`) it is
+set right: characters without a token, and bytes that are not UTF-8.
 """
 
 from __future__ import annotations

@@ -23,9 +23,7 @@ def piece(vocab: Vocab, token: int) -> bytes:
         try:
             return bytes([int(text[3:5], 16)])
         except ValueError:
-            raise TokenizerError(
-                f"token {token} is of the byte type but reads {text!r}, not <0xXX>"
-            ) from None
+            raise TokenizerError(f"token {token} is of the byte type but reads {text!r}, not <0xXX>") from None
     return b""
 
 

@@ -121,15 +121,11 @@ _FAMILIES: dict[str, PreTokenizer] = {
     ),
     "dbrx smaug-bpe chatglm-bpe": PreTokenizer((_LLAMA3,)),
     "glm4 glm5": PreTokenizer((_LLAMA3,), ignore_merges=True),
-    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": PreTokenizer(
-        (_QWEN2,)
-    ),
+    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": PreTokenizer((_QWEN2,)),
     "qwen35": PreTokenizer((_QWEN35,)),
     "laguna": PreTokenizer((_PER_LINE, _QWEN2)),
     "ufakzeka": PreTokenizer((_any(_WORD, _DIGIT, _SYMBOLS_AND_LINES, _LINES, *_SPACES),)),
-    "seed-coder": PreTokenizer(
-        (_any(_ANY_CASE_SUFFIX, _WORD, _DIGIT, r" ?[^\s\p{L}\p{N}\r\n]+", _LINES, *_SPACES),)
-    ),
+    "seed-coder": PreTokenizer((_any(_ANY_CASE_SUFFIX, _WORD, _DIGIT, r" ?[^\s\p{L}\p{N}\r\n]+", _LINES, *_SPACES),)),
     "bailingmoe bailingmoe2 llada-moe": PreTokenizer(
         (
             _any(
@@ -222,7 +218,5 @@ _FAMILIES: dict[str, PreTokenizer] = {
     ),
 }
 
-PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    name: rules for names, rules in _FAMILIES.items() for name in names.split()
-}
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: rules for names, rules in _FAMILIES.items() for name in names.split()}
 """Rules by the name that a file's `tokenizer.ggml.pre` gives."""

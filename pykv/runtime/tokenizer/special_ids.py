@@ -173,9 +173,7 @@ class SpecialIdFinder:
             if 0 <= token < n_vocab:
                 found = token
             else:
-                log.warning(
-                    "tokenizer.ggml.%s = %d is outside the %d tokens: using %s", key, token, n_vocab, found
-                )
+                log.warning("tokenizer.ggml.%s = %d is outside the %d tokens: using %s", key, token, n_vocab, found)
         return found
 
     def _from_text(self, texts: tuple[str, ...]) -> int | None:

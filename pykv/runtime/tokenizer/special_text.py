@@ -86,9 +86,7 @@ class _Finder:
             lengths.setdefault(text[0], set()).add(len(text))
             seconds.setdefault(text[0], set()).add(text[1:2])
         self._lengths = {first: tuple(sorted(sizes)) for first, sizes in lengths.items()}
-        self._starts = re.compile(
-            "|".join(_start_pattern(first, second) for first, second in seconds.items())
-        )
+        self._starts = re.compile("|".join(_start_pattern(first, second) for first, second in seconds.items()))
 
     def present(self, text: str) -> list[int]:
         """Return the ids whose texts occur, longest text (in bytes) first."""

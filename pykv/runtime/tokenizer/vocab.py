@@ -49,9 +49,7 @@ class Vocab:
             tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(tokens)]
         ids = dict(zip(tokens, range(len(tokens)), strict=True))
         if len(ids) != len(tokens):
-            raise TokenizerError(
-                f"'tokenizer.ggml.tokens' has {len(tokens)} entries but {len(ids)} different texts"
-            )
+            raise TokenizerError(f"'tokenizer.ggml.tokens' has {len(tokens)} entries but {len(ids)} different texts")
         attrs = attrs_of_types(numbers(meta, "tokenizer.ggml.token_type", len(tokens)), len(tokens))
         is_spm = model == "llama"
         pre = "default" if is_spm else _pre(meta)
