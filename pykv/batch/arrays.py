@@ -66,9 +66,7 @@ def float32_array(name: str, values: ArrayLike) -> F32Array:
     with np.errstate(over="ignore"):  # beyond float32 becomes infinite, and is refused below
         rows = array.astype(np.float32, copy=False)
     if not np.isfinite(rows).all():
-        raise BatchError(
-            f"{name} must be finite in float32, got a NaN, an infinity or a number beyond its range"
-        )
+        raise BatchError(f"{name} must be finite in float32, got a NaN, an infinity or a number beyond its range")
     return frozen(rows)
 
 

@@ -122,9 +122,7 @@ def _sequences(seq_id: object, n: int) -> int | I32Array | IdSets:
         if isinstance(seq_id, (int, np.generic, np.ndarray)) or not isinstance(seq_id, Iterable):
             return integer("seq_id", seq_id)
         if isinstance(seq_id, (set, frozenset)):
-            raise BatchError(
-                "seq_id is one set; to put every token into several sequences, list it once a token"
-            )
+            raise BatchError("seq_id is one set; to put every token into several sequences, list it once a token")
     ids = int32_array("seq_id", seq_id)  # type: ignore[arg-type]
     if ids.shape != (n,):
         hint = "; for one token in several sequences, write [(0, 1)]" if n == 1 else ""
@@ -162,7 +160,5 @@ def _outputs(logits: str | ArrayLike, n: int) -> BoolArray:
     except ValueError as error:
         raise BatchError(f"logits must be a boolean mask of shape ({n},): {error}") from None
     if mask.shape != (n,) or (n and mask.dtype != np.bool_):
-        raise BatchError(
-            f"logits must be a boolean mask of shape ({n},), got {mask.dtype} of shape {mask.shape}"
-        )
+        raise BatchError(f"logits must be a boolean mask of shape ({n},), got {mask.dtype} of shape {mask.shape}")
     return frozen(mask.astype(np.bool_, copy=False))

@@ -29,10 +29,8 @@ class _Entry:
 
     @property
     def content(self) -> str:
-        names = (["token"] if self.token is not None else []) + (
-            ["embedding"] if self.row is not None else []
-        )
-        return " and ".join(names) or "nothing"
+        parts = {"token": self.token, "embedding": self.row}
+        return " and ".join(name for name, part in parts.items() if part is not None) or "nothing"
 
 
 class BatchBuilder:
@@ -104,7 +102,7 @@ class BatchBuilder:
         note: set the token first. An entry without one is taken for an embedding.
         """
         entry = self._at(index)
-        sections = [int(p) for p in np.atleast_1d(int32_array("pos", pos))]
+        sections = int32_array("pos", pos).reshape(-1).tolist()
         needed = 1 if entry.token is not None else self.limits.n_pos_per_embd
         if len(sections) != needed:
             kind = "a token" if entry.token is not None else "an entry without a token"
@@ -136,9 +134,7 @@ class BatchBuilder:
             raise BatchError("entry 0 has neither a token nor an embedding")
         for index, entry in enumerate(entries):
             if entry.content != kind:
-                raise BatchError(
-                    f"entry 0 has {kind}, entry {index} has {entry.content}; all must have the same"
-                )
+                raise BatchError(f"entry 0 has {kind}, entry {index} has {entry.content}; all must have the same")
         tokens = [entry.token for entry in entries if entry.token is not None]
         rows = [entry.row for entry in entries if entry.row is not None]
         return Batch(
@@ -185,9 +181,7 @@ class BatchBuilder:
     def _checked_row(self, row: ArrayLike) -> F32Array:
         values = float32_array("embd", row)
         if self._width and values.size != self._width:
-            raise BatchError(
-                f"embd must hold {self._width} numbers like the batch's first row, got {values.size}"
-            )
+            raise BatchError(f"embd must hold {self._width} numbers like the batch's first row, got {values.size}")
         if not self.limits.takes_width(values.size):
             raise BatchError(f"embd must hold {self.limits.widths()} numbers, got {values.size}")
         return values.reshape(-1)

@@ -76,9 +76,7 @@ def _coupled(listed: IdSets, n_seq_max: int) -> Membership:
     ascending = {entry: tuple(sorted(entry)) for entry in distinct}
     ids = tuple(map(ascending.__getitem__, listed))
     first, lead = (np.fromiter((entry[0] for entry in sets), np.int32, len(ids)) for sets in (ids, listed))
-    return Membership(
-        ids, frozen(first), frozen(lead), tuple(unique), any(len(entry) > 1 for entry in distinct)
-    )
+    return Membership(ids, frozen(first), frozen(lead), tuple(unique), any(len(entry) > 1 for entry in distinct))
 
 
 def _check_range(low: int, high: int, n_seq_max: int) -> None:

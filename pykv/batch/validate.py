@@ -78,9 +78,7 @@ def _check_size(n: int, limits: BatchLimits) -> None:
     if n == 0:
         raise BatchError("the batch is empty; at least one token or embedding is needed")
     if n > limits.n_tokens_max:
-        raise BatchError(
-            f"the batch has {n} tokens, more than n_tokens_max (n_batch) = {limits.n_tokens_max}"
-        )
+        raise BatchError(f"the batch has {n} tokens, more than n_tokens_max (n_batch) = {limits.n_tokens_max}")
     if limits.n_seq_max > MAX_SEQ:
         raise BatchError(f"n_seq_max must be at most {MAX_SEQ}, got {limits.n_seq_max}")
 
@@ -104,9 +102,7 @@ def _check_tokens(token: I32Array | None, n_vocab: int) -> None:
 
 def _check_sections(batch: Batch, n_pos: int) -> None:
     if batch.token is None and batch.pos is not None and len(batch.pos) != n_pos:
-        raise BatchError(
-            f"pos of embeddings must have {n_pos} section(s), shape ({n_pos}, n), got {batch.pos.shape}"
-        )
+        raise BatchError(f"pos of embeddings must have {n_pos} section(s), shape ({n_pos}, n), got {batch.pos.shape}")
 
 
 def _all_outputs(output: BoolArray) -> BoolArray:

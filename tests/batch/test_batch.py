@@ -117,9 +117,7 @@ def test_tokens_that_are_no_int32_row_are_refused(tokens: object, words: str) ->
     assert "tokens" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "pos", [[0], [0, 1, 2], [[0, 1], [0, 1]], [0.0, 1.0], [False, True], 0, [0, 2**31], "01"]
-)
+@pytest.mark.parametrize("pos", [[0], [0, 1, 2], [[0, 1], [0, 1]], [0.0, 1.0], [False, True], 0, [0, 2**31], "01"])
 def test_positions_of_another_form_are_refused(pos: object) -> None:
     with pytest.raises(BatchError, match="pos"):
         Batch([1, 2], pos)  # type: ignore[arg-type]
@@ -131,29 +129,29 @@ def test_embedding_positions_of_another_form_are_refused(pos: object) -> None:
         Batch(None, pos, embd=np.zeros((2, 3)))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("seq_id", [True, 1.0, None, "0", np.True_, {0, 1}])
+def test_a_sequence_id_that_is_no_integer_is_refused(seq_id: object) -> None:
+    with pytest.raises(BatchError, match="seq_id"):
+        Batch([1, 2], seq_id=seq_id)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "seq_id",
     [
-        True,
-        1.0,
-        None,
-        "0",
         "01",
         [0],
         [0, 1, 2],
         [0.0, 1.0],
         [True, 0],
-        np.True_,
+        [0, None],
+        [0, 2**31],
         np.zeros((2, 1), int),
-        {0, 1},
+        np.array([NAN, 0]),
         [(0, 1)],
         [(0, True), 0],
         [(0.5,), 0],
         [0, ("a",)],
-        [0, None],
-        [0, 2**31],
         [(2**31,), 0],
-        np.array([NAN, 0]),
     ],
 )
 def test_sequence_ids_of_another_form_are_refused(seq_id: object) -> None:
@@ -161,9 +159,7 @@ def test_sequence_ids_of_another_form_are_refused(seq_id: object) -> None:
         Batch([1, 2], seq_id=seq_id)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "logits", ["first", "", [1, 0], [True], [[True, False]], True, None, np.array([1.0, 0.0])]
-)
+@pytest.mark.parametrize("logits", ["first", "", [1, 0], [True], [[True, False]], True, None, np.array([1.0, 0.0])])
 def test_output_masks_of_another_form_are_refused(logits: object) -> None:
     with pytest.raises(BatchError, match="logits"):
         Batch([1, 2], logits=logits)  # type: ignore[arg-type]

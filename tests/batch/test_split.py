@@ -107,9 +107,7 @@ EQUAL = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("text", "args", "expected", "out_ids"), [row[1:] for row in EQUAL], ids=[r[0] for r in EQUAL]
-)
+@pytest.mark.parametrize(("text", "args", "expected", "out_ids"), [row[1:] for row in EQUAL], ids=[r[0] for r in EQUAL])
 def test_equal(text: str, args: tuple[int, bool], expected: list, out_ids: list[int]) -> None:
     split = splitter(text)
     ubatches = all_of(lambda: split.equal(args[0], sequential=args[1]))
@@ -148,12 +146,8 @@ TAILS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("lengths", "args", "expected"), [row[1:] for row in TAILS], ids=[row[0] for row in TAILS]
-)
-def test_equal_keeps_tails(
-    lengths: tuple[int, ...], args: tuple[int, bool, int], expected: list[list[int]]
-) -> None:
+@pytest.mark.parametrize(("lengths", "args", "expected"), [row[1:] for row in TAILS], ids=[row[0] for row in TAILS])
+def test_equal_keeps_tails(lengths: tuple[int, ...], args: tuple[int, bool, int], expected: list[list[int]]) -> None:
     split = splitter(" ".join(f"{seq}@{pos}" for seq, n in enumerate(lengths) for pos in range(n)))
     m, sequential, keep_tail = args
     ubatches = all_of(lambda: split.equal(m, sequential=sequential, keep_tail=keep_tail))
@@ -168,9 +162,7 @@ SEQ = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("text", "m", "expected", "out_ids"), [row[1:] for row in SEQ], ids=[row[0] for row in SEQ]
-)
+@pytest.mark.parametrize(("text", "m", "expected", "out_ids"), [row[1:] for row in SEQ], ids=[row[0] for row in SEQ])
 def test_seq(text: str, m: int, expected: list[list[int]], out_ids: list[int]) -> None:
     split = splitter(text)
     ubatches = all_of(lambda: split.seq(m))

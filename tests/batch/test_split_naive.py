@@ -75,9 +75,7 @@ def test_any_mix_of_splits_follows_the_rules(
 
 @settings(max_examples=150, deadline=None)
 @given(sets=st.one_of(single, coupled), cut=cuts())
-def test_every_split_reaches_each_token_once(
-    sets: list[frozenset[int]], cut: tuple[str, dict[str, Any]]
-) -> None:
+def test_every_split_reaches_each_token_once(sets: list[frozenset[int]], cut: tuple[str, dict[str, Any]]) -> None:
     kind, args = cut
     if kind == "reset" or (args.get("sequential") and any(len(ids) > 1 for ids in sets)):
         return

@@ -158,9 +158,7 @@ class NaiveSplitter:
         return chosen
 
     @staticmethod
-    def _keep_tails(
-        pools: list[list[int]], taken: list[list[int]], m: int, keep_tail: int
-    ) -> list[list[int]]:
+    def _keep_tails(pools: list[list[int]], taken: list[list[int]], m: int, keep_tail: int) -> list[list[int]]:
         k = 0
         while k < len(pools) and (not pools[k] or len(pools[k]) >= keep_tail):
             k += 1
