@@ -57,7 +57,7 @@ def compare(ubatch: UBatch | None, naive: tuple[list[int], int] | None) -> None:
         assert (ubatch.batch_idxs.tolist(), ubatch.n_seqs) == naive
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(sets=st.one_of(single, coupled), plan=st.lists(cuts(), max_size=12), data=st.data())
 def test_any_mix_of_splits_follows_the_rules(
     sets: list[frozenset[int]], plan: list[tuple[str, dict[str, Any]]], data: st.DataObject
@@ -73,7 +73,7 @@ def test_any_mix_of_splits_follows_the_rules(
         assert fast.out_ids == naive.out_ids
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(sets=st.one_of(single, coupled), cut=cuts())
 def test_every_split_reaches_each_token_once(sets: list[frozenset[int]], cut: tuple[str, dict[str, Any]]) -> None:
     kind, args = cut

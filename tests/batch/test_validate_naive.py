@@ -70,7 +70,7 @@ def verdict(entries: list[Entry], memory: Stored | None, n_pos: int, pure_embd: 
         return broken
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(case=cases(), n_pos=st.sampled_from([1, 1, 4]), pure_embd=st.booleans())
 def test_any_batch_meets_the_verdict_of_the_rules(
     case: tuple[list[Entry], Stored | None], n_pos: int, pure_embd: bool
