@@ -122,7 +122,10 @@ def _run(model: Model, context: Context, tokens: list[int], n: int, params: Samp
     from pykv.runtime.sampling import Sampler
 
     outcome = Outcome()
-    generation = Generation(context, Sampler(params), model.tokenizer.eog_ids)
+    sampler = Sampler(params)
+    for token in tokens:  # the repetition penalty counts the prompt too
+        sampler.accept(token)
+    generation = Generation(context, sampler, model.tokenizer.eog_ids)
     outcome.generation = generation.pace
     decoder = model.tokenizer.stream()
     try:
