@@ -50,3 +50,22 @@ def test_hello_forks_one_beginning_into_two_texts(smollm2_path):
     assert deep.startswith("The sea is deep and")
     assert full.startswith("The sea is full of")
     assert min(len(deep), len(full)) > len("The sea is deep and") + 8
+
+
+def mapped_files() -> set[str]:
+    """Return the paths that AGENTS.md has a line for: its headings are folders, its first columns files."""
+    folder, paths = "", set()
+    for line in (ROOT / "AGENTS.md").read_text().splitlines():
+        if heading := re.match(r"### (\S+/)$", line):
+            folder = heading[1]
+        elif row := re.match(r"\| `([^`*]+\.py)` \|", line):
+            paths.add(folder + row[1])
+    return paths
+
+
+def test_agents_md_maps_every_module_of_pykv():
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "pykv").rglob("*.py")}
+    modules = {path for path in modules if not path.endswith("/__init__.py")}
+    assert sorted(modules - mapped_files()) == [], "modules without a line in AGENTS.md"
+    gone = {path for path in mapped_files() if path.startswith("pykv/") and not (ROOT / path).is_file()}
+    assert sorted(gone) == [], "lines in AGENTS.md without a file"
