@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pykv.typing import MAX_SEQ, NO_POS, POS_INF
+from pykv.typing import NO_POS, POS_INF
 
 if TYPE_CHECKING:
     from pykv.cells.kv_cells import KVCells
@@ -25,9 +25,8 @@ def check_cells(cells: KVCells) -> None:
     """
     _check_used(cells)
     _check_owners(cells)
-    for s in range(MAX_SEQ):
-        if cells.seq_n_cells(s) or np.count_nonzero(cells.member(s)):
-            _check_ends(cells, s)
+    for s in cells.known:
+        _check_ends(cells, s)
 
 
 def _check_used(cells: KVCells) -> None:
@@ -45,7 +44,7 @@ def _check_used(cells: KVCells) -> None:
 
 def _check_owners(cells: KVCells) -> None:
     owners = np.zeros(cells.n, np.int16)
-    for s in range(MAX_SEQ):
+    for s in cells.known:
         owners += cells.member(s)
     wrong = np.flatnonzero(owners != cells.n_owners)
     assert wrong.size == 0, f"cells {wrong}: n_owners is {cells.n_owners[wrong]}, they have {owners[wrong]}"

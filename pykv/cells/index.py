@@ -14,9 +14,7 @@ from pykv.typing import I64Array
 def row_indices(slot: SlotInfo, n_cells: int) -> I64Array:
     """Return (n_tokens,) row of each token in K, or in V stored by rows, all streams being one run of rows.
 
-    Parameters
-    ----------
-    n_cells : cells of one stream.
+    `n_cells` counts the cells of one stream.
     """
     if slot.streams == (0,):
         return slot.idxs.reshape(-1)
@@ -27,10 +25,7 @@ def row_indices(slot: SlotInfo, n_cells: int) -> I64Array:
 def element_indices(slot: SlotInfo, n_cells: int, n_embd_v: int) -> I64Array:
     """Return (n_tokens * n_embd_v,) element of each value in V stored by channels, token after token.
 
-    Parameters
-    ----------
-    n_cells : cells of one stream.
-    n_embd_v : widest V row of all layers, values.
+    `n_cells` counts the cells of one stream, `n_embd_v` the values of the widest V row of all layers.
     """
     base = np.asarray(slot.streams, np.int64) * (n_cells * n_embd_v)
     first = (slot.idxs + base[:, None]).reshape(-1, 1)

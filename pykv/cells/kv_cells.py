@@ -63,9 +63,7 @@ class KVCells:
         if n < 1:
             raise ParamError(f"n = {n}: a stream needs at least 1 cell")
         self.n = n
-        self._pos, self._shift, self._ext_x, self._ext_y, self._ext_tok = (
-            np.empty(n, np.int32) for _ in range(5)
-        )
+        self._pos, self._shift, self._ext_x, self._ext_y, self._ext_tok = (np.empty(n, np.int32) for _ in range(5))
         self._n_owners = np.empty(n, np.int16)
         self._seqs: dict[int, SeqCells] = {}
         self.pos, self.shift = _read_only(self._pos), _read_only(self._shift)
@@ -131,6 +129,11 @@ class KVCells:
         """Return the number of cells of a sequence."""
         seq = self._seqs.get(s)
         return seq.count if seq else self._absent(s) + 1
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """Ids of all sequences that have had cells since `resize`."""
+        return tuple(self._seqs)
 
     def sequences(self) -> tuple[int, ...]:
         """Return the ids of all sequences that have cells, ascending."""
@@ -213,10 +216,7 @@ class KVCells:
     def store(self, idxs: I64Array, pos: I32Array, seq_ids: tuple[tuple[int, ...], ...]) -> None:
         """Fill empty cells with as many tokens: `pos_set`, then `seq_add` for every sequence of each token.
 
-        Parameters
-        ----------
-        pos : (k,) positions.
-        seq_ids : k times the sequences of one token.
+        `pos` holds (k,) positions, `seq_ids` k times the sequences of one token.
         """
         groups, n_owners = tokens_by_sequence(seq_ids)
         for s in groups:

@@ -23,11 +23,8 @@ _MAX_DISTANCE = 128
 def relative_bucket(p0: ArrayLike, p1: ArrayLike, n_buckets: int, *, bidirectional: bool) -> I32Array:
     """Return the bucket of keys at `p0` seen from queries at `p1`; the arguments broadcast.
 
-    Small distances have a bucket each, larger ones share them on a logarithmic scale (T5, arXiv:1910.10683).
-
-    Parameters
-    ----------
-    bidirectional : half of the buckets are for later keys; else those count as distance 0.
+    Small distances have a bucket each, larger ones share them on a logarithmic scale (T5, arXiv:1910.10683). With `bidirectional`
+    half of the buckets are for later keys; else those count as distance 0.
     """
     delta = np.asarray(p1, np.int64) - np.asarray(p0, np.int64)
     n = n_buckets // 2 if bidirectional else n_buckets
@@ -51,9 +48,7 @@ def position_buckets(streams: CellStreams, ubatch: UBatch, n_kv: int, n_buckets:
         raise ParamError(f"streams: {streams.n_stream} of them, position buckets need a unified cache")
     if ubatch.equal_seqs:
         raise BatchError("ubatch: split into equal sequences, position buckets need the simple split")
-    return relative_bucket(
-        streams.cells[0].pos[:n_kv], ubatch.pos[0][:, None], n_buckets, bidirectional=False
-    )
+    return relative_bucket(streams.cells[0].pos[:n_kv], ubatch.pos[0][:, None], n_buckets, bidirectional=False)
 
 
 def encoder_position_buckets(ubatch: UBatch, n_buckets: int) -> I32Array:

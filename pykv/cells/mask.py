@@ -72,10 +72,7 @@ class MaskRule:
     def span(self, p1: I64Array, first: int) -> tuple[I64Array, I64Array]:
         """Return (k,) first and (k,) last position that queries may see.
 
-        Parameters
-        ----------
-        p1 : (k,) positions of the queries.
-        first : smallest position of their sequence in the ubatch.
+        `p1` holds (k,) positions of the queries, `first` is the smallest one of their sequence in the ubatch.
         """
         lo, hi = self.window.span(p1)
         if self.hides_later:
@@ -96,10 +93,16 @@ def visible(
 
     Parameters
     ----------
-    cells : the stream of the query.
-    seq_id, p1 : sequence and position of the query.
-    first : smallest position of the sequence in the query's ubatch; `p1` if left out.
-    n_kv : look at the first cells only.
+    cells
+        The stream of the query.
+    seq_id, p1
+        Sequence and position of the query.
+    rule
+        What limits its view.
+    first
+        Smallest position of the sequence in the query's ubatch; `p1` if left out.
+    n_kv
+        Look at the first cells only.
     """
     lo, hi = rule.span(np.array([p1], np.int64), p1 if first is None else first)
     row = _visible_row(cells, seq_id, n_kv or cells.n, int(lo[0]), int(hi[0]))
@@ -113,8 +116,12 @@ def fill_mask(out: AnyArray, streams: CellStreams, slot: SlotInfo, ubatch: UBatc
 
     Parameters
     ----------
-    out : (S, n_tokens / S, n_kv) float16 or float32, C-contiguous; S = streams of the slot, in ubatch order.
-    slot : where the ubatch was stored.
+    out
+        (S, n_tokens / S, n_kv) float16 or float32, C-contiguous; S = streams of the slot, in ubatch order.
+    streams, slot, ubatch
+        The cells, where the ubatch was stored among them, and the ubatch itself.
+    rule
+        What limits attention.
 
     Raises
     ------

@@ -12,9 +12,5 @@ def clip_range(p0: int, p1: int) -> tuple[int, int]:
     """Resolve the open ends of ``[p0, p1)``.
 
     A negative `p0` is the beginning, a negative `p1` the end. ``p0 >= p1`` afterwards means an empty range.
-
-    Parameters
-    ----------
-    p0, p1 : positions, tokens.
     """
     return max(p0, 0), POS_INF if p1 < 0 else min(p1, POS_INF)

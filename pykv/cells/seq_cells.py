@@ -88,10 +88,8 @@ class SeqCells:
     def pos_min(self, pos: I32Array, alone: bool) -> int:
         """Return the smallest position, -1 without cells.
 
-        Parameters
-        ----------
-        pos : (m,) positions of the first m cells, which include every member.
-        alone : every occupied cell is a member.
+        `pos` holds (m,) positions of the first m cells, which include every member; `alone` says that every
+        occupied cell is one.
         """
         if self._lo_stale:  # seen as unsigned, the -1 of empty cells is the largest number
             self._lo = int(pos.view(np.uint32).min() if alone else pos[self.row[: pos.size]].min())

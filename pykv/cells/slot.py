@@ -51,11 +51,8 @@ class SlotInfo:
 def find_slot(streams: CellStreams, ubatch: UBatch, cont: bool = False) -> SlotInfo | None:
     """Find cells for every token of `ubatch`; None if they do not fit. Does not modify `streams`.
 
-    With several streams each sequence of the ubatch gets the same number of cells in its own stream.
-
-    Parameters
-    ----------
-    cont : take consecutive cells only.
+    With several streams each sequence of the ubatch gets the same number of cells in its own stream. With `cont`
+    they are consecutive.
 
     Raises
     ------

@@ -86,15 +86,17 @@ class CellStreams:
         """Find cells for a ubatch; None if they do not fit. Does not modify the cells."""
         return find_slot(self, ubatch, cont)
 
-    def apply(
-        self, slot: SlotInfo, ubatch: UBatch, ext_always: bool = False, embd_tok: int = NO_TOKEN
-    ) -> None:
+    def apply(self, slot: SlotInfo, ubatch: UBatch, ext_always: bool = False, embd_tok: int = NO_TOKEN) -> None:
         """Store a ubatch's bookkeeping in its slot and move the heads behind it.
 
         Parameters
         ----------
-        ext_always : record column, row and token for embeddings too (models with n-gram embeddings).
-        embd_tok : the token recorded for embeddings.
+        slot, ubatch
+            What a search found, and for what.
+        ext_always
+            Record column, row and token for embeddings too (models with n-gram embeddings).
+        embd_tok
+            The token that is recorded for embeddings.
 
         Raises
         ------

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from support.naive_cells import NaiveStreams
 from support.ubatches import run, ubatch
 
-from pykv.cells import CellStreams, KVCells, SlotInfo, SwaType, Window, element_indices, row_indices
+from pykv.cells import NO_WINDOW, CellStreams, KVCells, SlotInfo, SwaType, Window, element_indices, row_indices
 from pykv.errors import BatchError, SequenceError
 
 
-def occupied(n: int, used: list[int], head: int, window: Window = Window()) -> CellStreams:
+def occupied(n: int, used: list[int], head: int, window: Window = NO_WINDOW) -> CellStreams:
     """Return a stream where `used` cells hold positions 0, 1, ... of sequence 0."""
     streams = CellStreams(n, window=window)
     streams.cells[0].pos_set(used, np.arange(len(used), dtype=np.int32))
@@ -102,7 +102,7 @@ def test_consecutive_cells_start_over_behind_an_occupied_one(
     window=st.sampled_from(list(SwaType)).flatmap(lambda t: st.builds(Window, st.integers(1, 6), st.just(t))),
 )
 def test_the_search_finds_what_the_cell_by_cell_walk_finds(
-    owners: list[set[int]], pos: list[int], head: int, n: int, cont: bool, window: Window
+    *, owners: list[set[int]], pos: list[int], head: int, n: int, cont: bool, window: Window
 ) -> None:
     size = len(owners)
     streams = CellStreams(size, window=window)
@@ -175,9 +175,7 @@ def test_rows_of_a_later_stream_alone_are_offset_too() -> None:
     assert element_indices(slot, 8, 2).tolist() == [33, 41]
 
 
-@pytest.mark.parametrize(
-    ("used_end", "n_kv"), [(0, 256), (1, 256), (256, 256), (257, 512), (1000, 1024), (1024, 1024)]
-)
+@pytest.mark.parametrize(("used_end", "n_kv"), [(0, 256), (1, 256), (256, 256), (257, 512), (1000, 1024), (1024, 1024)])
 def test_visited_cells_are_rounded_up(used_end: int, n_kv: int) -> None:
     streams = CellStreams(1024)
     slot = SlotInfo(0, 0, (0,), np.zeros((1, 1), np.int64))

@@ -1,0 +1,174 @@
+"""A cache's bookkeeping against the plain-Python model, over random decodes and sequence verbs."""
+
+from __future__ import annotations
+
+import copy
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.cell_state import naive_state, state
+from support.naive_cells import NaiveStreams, mask_value
+from support.ubatches import ubatch
+
+from pykv.batch.ubatch import UBatch
+from pykv.cells import CellStreams, MaskRule, NonCausal, SlotInfo, SwaType, Window, fill_mask
+
+N_SEQ = 3
+SEQS = st.integers(0, N_SEQ - 1)
+POS = st.integers(-1, 12)
+
+
+class CacheOperations(RuleBasedStateMachine):
+    """Subclasses choose the layout and the window."""
+
+    unified: ClassVar[bool] = True
+    window: ClassVar[Window] = Window()
+
+    @initialize(n=st.integers(3, 10), data=st.data())
+    def start(self, n: int, data: st.DataObject) -> None:
+        """Begin with tokens of sequence 0 in no order: only then does reuse leave something to purge."""
+        self.n = n
+        self.streams = CellStreams(n, n_seq_max=N_SEQ, unified=self.unified, window=self.window)
+        self.naive = NaiveStreams(n, N_SEQ, self.unified, self.window.n_swa, self.window.type.name)
+        self.last: tuple[SlotInfo, UBatch] | None = None
+        for i, p in enumerate(data.draw(st.permutations(range(data.draw(st.integers(0, n)))))):
+            for cells in (self.streams.cells[0], self.naive.cells[0]):
+                cells.pos_set(i, p)
+                cells.seq_add(i, 0)
+
+    def next_positions(self) -> dict[int, int]:
+        return {s: self.naive.cells[self.naive.stream(s)].pos_max(s) + 1 for s in range(N_SEQ)}
+
+    def draw_ubatch(self, data: st.DataObject, after: dict[int, int], most: int) -> UBatch:
+        """Draw tokens that continue the sequences, and move `after` behind them."""
+        embd = data.draw(st.booleans(), "embd")
+        if not self.unified:
+            chosen = sorted(data.draw(st.sets(SEQS, min_size=1), "sequences"))
+            each = data.draw(st.integers(1, max(1, most // len(chosen))), "tokens each")
+            entries = [((s,), after[s] + k) for s in chosen for k in range(each)]
+            for s in chosen:
+                after[s] += each
+            return ubatch(entries, embd=embd, equal=True)
+        entries = []
+        for ids in data.draw(st.lists(st.sets(SEQS, min_size=1, max_size=2), min_size=1, max_size=most), "sets"):
+            p = max(after[s] for s in ids)
+            entries.append((tuple(sorted(ids)), p))
+            after.update(dict.fromkeys(ids, p + 1))
+        return ubatch(entries, embd=embd)
+
+    @rule(data=st.data(), several=st.integers(1, 3))
+    def decode(self, data: st.DataObject, several: int) -> None:
+        """Prepare one ubatch or more, and apply them if they fit."""
+        after = self.next_positions()
+        ubatches = [self.draw_ubatch(data, after, 4) for _ in range(several)]
+        before = state(self.streams)
+        slots, expected = self.streams.prepare(ubatches), self.naive.prepare(ubatches)
+        assert state(self.streams) == before
+        copy.deepcopy(self.streams).check()
+        found = [list(zip(s.streams, s.idxs.tolist(), strict=True)) for s in slots] if slots else None
+        assert found == expected
+        for slot, naive_slot, ub in zip(slots or [], expected or [], ubatches, strict=False):
+            self.streams.apply(slot, ub)
+            self.naive.apply(naive_slot, ub)
+            self.last = slot, ub
+            assert self.streams.n_kv(slot) == self.naive.n_kv(list(slot.streams), 1)
+
+    @rule(
+        causal=st.booleans(),
+        alibi=st.booleans(),
+        mode=st.sampled_from(list(NonCausal)),
+        dtype=st.sampled_from([np.float16, np.float32]),
+    )
+    def mask(self, causal: bool, alibi: bool, mode: NonCausal, dtype: type) -> None:
+        """Fill the mask of the last ubatch, whatever has become of its cells since."""
+        if self.last is None:
+            return
+        slot, ub = self.last
+        n = ub.n_tokens // len(slot.streams)
+        out = np.full((len(slot.streams), n, self.n), 7, dtype)
+        fill_mask(out, self.streams, slot, ub, MaskRule(causal, self.window, alibi, mode))
+        how = {"causal": causal, "non_causal": mode.value, "alibi": alibi}
+        window = {"n_swa": self.window.n_swa, "kind": self.window.type.name}
+        for k, stream in enumerate(slot.streams):
+            cells = self.naive.cells[stream]
+            for t in range(n):
+                row = [mask_value(cells, j, ub, k * n + t, **how, **window) for j in range(self.n)]
+                assert out[k, t].tolist() == row
+
+    @rule(s=st.integers(-1, N_SEQ - 1), p0=POS, p1=POS)
+    def seq_rm(self, s: int, p0: int, p1: int) -> None:
+        assert self.streams.seq_rm(s, p0, p1)
+        self.naive.seq_rm(s, p0, p1)
+
+    @rule(src=SEQS, dst=SEQS, p0=POS, p1=POS)
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
+        if not self.unified and src != dst:
+            p0 = p1 = -1
+        self.streams.seq_cp(src, dst, p0, p1)
+        self.naive.seq_cp(src, dst, p0, p1)
+
+    @rule(s=SEQS)
+    def seq_keep(self, s: int) -> None:
+        self.streams.seq_keep(s)
+        self.naive.seq_keep(s)
+
+    @rule(s=SEQS, p0=POS, p1=POS, d=st.integers(-6, 3))
+    def seq_add(self, s: int, p0: int, p1: int, d: int) -> None:
+        self.streams.seq_add(s, p0, p1, d)
+        self.naive.seq_add(s, p0, p1, d)
+
+    @rule(s=SEQS, p0=POS, p1=POS, d=st.integers(1, 3))
+    def seq_div(self, s: int, p0: int, p1: int, d: int) -> None:
+        self.streams.seq_div(s, p0, p1, d)
+        self.naive.seq_div(s, p0, p1, d)
+
+    @rule()
+    def update(self) -> None:
+        shifts = [x for cells in self.naive.cells for x in cells.shift]
+        assert self.streams.shifts().tolist() == shifts
+        assert self.streams.has_shift == any(cells.has_shift for cells in self.naive.cells)
+        self.streams.reset_shift()
+        self.streams.pending_copies.clear()
+        self.naive.copies.clear()
+        for cells in self.naive.cells:
+            cells.reset_shift()
+
+    @rule()
+    def clear(self) -> None:
+        self.streams.clear()
+        self.naive.clear()
+
+    @rule(s=SEQS)
+    def ends(self, s: int) -> None:
+        cells = self.naive.cells[self.naive.stream(s)]
+        assert (self.streams.pos_min(s), self.streams.pos_max(s)) == (cells.pos_min(s), cells.pos_max(s))
+
+    @invariant()
+    def equal(self) -> None:
+        if not hasattr(self, "streams"):
+            return
+        assert state(self.streams) == naive_state(self.naive)
+        copy.deepcopy(self.streams).check()  # a copy, because asking would refresh what has grown stale
+
+
+LAYOUTS = [
+    (True, Window()),
+    (True, Window(3, SwaType.STANDARD)),
+    (True, Window(2, SwaType.CHUNKED)),
+    (True, Window(3, SwaType.SYMMETRIC)),
+    (False, Window()),
+    (False, Window(2, SwaType.STANDARD)),
+    (False, Window(3, SwaType.CHUNKED)),
+]
+
+
+@pytest.mark.parametrize(("unified", "window"), LAYOUTS, ids=lambda x: getattr(x, "type", x))
+def test_random_operations_agree_with_the_model(unified: bool, window: Window) -> None:
+    kind = type("Layout", (CacheOperations,), {"unified": unified, "window": window})
+    case = kind.TestCase
+    case.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+    case().runTest()
