@@ -28,11 +28,12 @@ class GraphInput:
         self.array: AnyArray = np.empty(0, kind)
 
     def bind(self) -> None:
-        """Find the memory that the scheduler has just allocated."""
+        """Find the memory that the scheduler has just allocated; an input that no node reads gets scratch instead."""
         raw = self.tensor.raw
-        self._staged = not lib.ggml_backend_buffer_is_host(raw.buffer)
+        is_read = raw.buffer != ffi.NULL
+        self._staged = bool(is_read and not lib.ggml_backend_buffer_is_host(raw.buffer))
         shape = tuple(reversed(self.tensor.ne))
-        if self._staged:
+        if self._staged or not is_read:
             self.array = np.zeros(shape, self._kind)
         else:
             memory = ffi.buffer(raw.data, self.tensor.n_elements * self._kind.itemsize)

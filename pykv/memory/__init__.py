@@ -1,15 +1,16 @@
 """Memories: what outlives batches. Built from a `MemorySpec`, never from a model."""
 
-from pykv.memory.attention import AttentionPath
+from pykv.memory.attention import AttentionPath, AttentionPlan
 from pykv.memory.base import Memory, MemoryContext, UpdateStatus
 from pykv.memory.kv_cache import KVCache
 from pykv.memory.kv_graph import KVGraph, KVShape
-from pykv.memory.kv_plan import KV_TYPES, KVPlan, KVSettings
+from pykv.memory.kv_plan import KV_TYPES, KVPlan, KVSettings, kv_type
 from pykv.memory.spec import LayerSpec, MemorySpec
 
 __all__ = [
     "KV_TYPES",
     "AttentionPath",
+    "AttentionPlan",
     "KVCache",
     "KVGraph",
     "KVPlan",
@@ -20,4 +21,5 @@ __all__ = [
     "MemoryContext",
     "MemorySpec",
     "UpdateStatus",
+    "kv_type",
 ]

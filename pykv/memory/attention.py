@@ -24,6 +24,35 @@ class AttentionPath(Enum):
         return DType.F16 if self is AttentionPath.FLASH else DType.F32
 
 
+MANY_TOKENS = 64
+"""From this many tokens on a ubatch counts as a prompt; ggml's fused kernel works in tiles of as many."""
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Which path serves which ubatch, and the layout of V that this wants.
+
+    Attributes
+    ----------
+    few : path of ubatches below `MANY_TOKENS` tokens a stream: generation.
+    many : path of the others: prompts.
+    v_trans : V is stored transposed. Either path reads either layout; a copy is made where they disagree.
+    """
+
+    few: AttentionPath
+    many: AttentionPath
+    v_trans: bool
+
+    @classmethod
+    def of(cls, path: AttentionPath) -> AttentionPlan:
+        """Return the plan that takes one path for everything, with V as it reads it best."""
+        return cls(path, path, v_trans=path is AttentionPath.GROUPED)
+
+    def path(self, n_tokens: int) -> AttentionPath:
+        """Return the path for a ubatch with that many tokens in each stream."""
+        return self.many if n_tokens >= MANY_TOKENS else self.few
+
+
 @dataclass(frozen=True)
 class AttentionParams:
     """Scores are softmax(softcap(q·k · scale) + mask · slope)."""
@@ -48,9 +77,7 @@ class KVView:
     v_trans: bool
 
 
-def attend(
-    arena: Arena, path: AttentionPath, q: Tensor, kv: KVView, mask: Tensor, params: AttentionParams
-) -> Tensor:
+def attend(arena: Arena, path: AttentionPath, q: Tensor, kv: KVView, mask: Tensor, params: AttentionParams) -> Tensor:
     """Return attention outputs `[Dv, H, n_tokens]`.
 
     Parameters

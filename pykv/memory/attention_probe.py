@@ -8,112 +8,123 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import cache
-from statistics import median
 
-from pykv.errors import PykvError, UnsupportedOpError
-from pykv.ggml import Arena, Backend, Buffer, Device, DType, Graph, GraphInput, Sched, Tensor, cpu_device, ops
+from pykv.errors import PykvError
+from pykv.ggml import Arena, Backend, Buffer, Device, DType, Graph, GraphInput, Sched, cpu_device, ops
 from pykv.log import logger
-from pykv.memory.attention import AttentionParams, AttentionPath, KVView, attend
+from pykv.memory.attention import MANY_TOKENS, AttentionParams, AttentionPath, AttentionPlan, KVView, attend
 
 _LOG = logger(__name__)
 
-N_ROUNDS = 5
-MAX_DEPTH = 4096
+FEW_CELLS = 4096
+"""Cells at which one token is timed, at most: deep enough that reading them is what takes the time."""
+MANY_CELLS = 512
+"""Cells at which a prompt is timed, at most: prompts mostly start at the front."""
+N_ROUNDS = 3
+NEVER = float("inf")
 
 
 @dataclass(frozen=True)
 class ProbeShape:
-    """One attention layer, as it will be used.
-
-    Attributes
-    ----------
-    n_kv : cells that a token will look at.
-    """
+    """One attention layer, as it will be used; `n_cells` is what a stream holds."""
 
     n_head: int
     n_head_kv: int
     n_embd_head_k: int
     n_embd_head_v: int
-    n_kv: int
+    n_cells: int
     type_k: DType
     type_v: DType
 
 
 @cache
-def faster_path(device: Device, n_threads: int, shape: ProbeShape) -> AttentionPath:
-    """Return the path that answers one token sooner. Takes a few tens of milliseconds the first time."""
+def faster_plan(device: Device, n_threads: int, shape: ProbeShape) -> AttentionPlan:
+    """Return the plan that answers soonest. Takes a few tens of milliseconds the first time.
+
+    One token decides how V is stored, since generation reads all of it for each; prompts then take the path
+    that is faster over that layout.
+    """
     started = time.perf_counter()
-    times = {path: _time(device, n_threads, shape, path) for path in AttentionPath}
-    best = min(times, key=lambda path: times[path])
-    _LOG.info(
-        "attention on %s over %d cells: %s; taking %s (measured in %.0f ms)",
-        device.name,
-        shape.n_kv,
-        ", ".join(f"{path.value} {1e3 * seconds:.2f} ms" for path, seconds in times.items()),
-        best.value,
-        1e3 * (time.perf_counter() - started),
-    )
-    return best
-
-
-def _time(device: Device, n_threads: int, shape: ProbeShape, path: AttentionPath) -> float:
-    """Return the median seconds of one token through one layer, infinity where the path does not run."""
-    if path is AttentionPath.GROUPED and shape.type_v.is_quantized:
-        return float("inf")
     devices = (device,) if device.kind == "cpu" else (device, cpu_device())
-    backends = [Backend(d, n_threads) for d in devices]
+    backends = [Backend(each, n_threads) for each in devices]
     try:
-        return _run(device, backends, shape, path)
-    except UnsupportedOpError:
-        return float("inf")
-    except PykvError as error:
-        _LOG.warning("attention path %s could not be measured: %s", path.value, error)
-        return float("inf")
+        bench = _Bench(device, backends, shape)
+        few = {path: bench.seconds(path, AttentionPlan.of(path).v_trans, 1, FEW_CELLS) for path in AttentionPath}
+        first = min(few, key=lambda path: few[path])
+        v_trans = AttentionPlan.of(first).v_trans
+        many = {path: bench.seconds(path, v_trans, MANY_TOKENS, MANY_CELLS) for path in AttentionPath}
+        plan = AttentionPlan(first, min(many, key=lambda path: many[path]), v_trans)
     finally:
         for backend in backends:
             backend.close()
+    _LOG.info(
+        "attention on %s: one token %s; %d tokens %s; V %s (measured in %.0f ms)",
+        device.name,
+        _listed(few),
+        MANY_TOKENS,
+        _listed(many),
+        "transposed" if v_trans else "in rows",
+        1e3 * (time.perf_counter() - started),
+    )
+    return plan
 
 
-def _run(device: Device, backends: list[Backend], shape: ProbeShape, path: AttentionPath) -> float:
-    weights = Arena(2)
-    k, v = _stored(weights, shape, path)
-    graph = Graph(Arena(64, 64))
-    arena = graph.arena
-    q = GraphInput(arena.tensor(DType.F32, (shape.n_embd_head_k, shape.n_head, 1), "q"))
-    mask = GraphInput(arena.tensor(path.mask_dtype, (shape.n_kv, 1, 1, 1), "mask"))
-    kv = _view(arena, k, v, shape, path)
-    graph.expand(attend(arena, path, q.tensor, kv, mask.tensor, AttentionParams(1.0)).as_output())
-    with Buffer.allocate(weights, device.buffer_type, "attention probe") as buffer:
-        buffer.mark_weights()  # holds the computation on this device
-        with Sched(backends, arena.graph_size, [buffer, arena]) as sched:
-            if not all(device.supports_op(node) for node in graph.nodes()):
-                raise UnsupportedOpError(f"{path.value} attention does not run on {device.name}")
-            sched.allocate(graph)
-            times = []
-            for _ in range(N_ROUNDS + 1):
-                for one in (q, mask):
-                    one.bind()
-                    one.array.fill(0)
-                    one.commit()
-                started = time.perf_counter()
-                sched.compute(graph)
-                times.append(time.perf_counter() - started)
-    return median(times[1:])
+def _listed(times: dict[AttentionPath, float]) -> str:
+    return ", ".join(f"{path.value} {1e3 * seconds:.2f} ms" for path, seconds in times.items())
 
 
-def _stored(arena: Arena, shape: ProbeShape, path: AttentionPath) -> tuple[Tensor, Tensor]:
-    n_k, n_v = shape.n_head_kv * shape.n_embd_head_k, shape.n_head_kv * shape.n_embd_head_v
-    v_ne = (n_v, shape.n_kv) if path is AttentionPath.FLASH else (shape.n_kv, n_v)
-    return arena.tensor(shape.type_k, (n_k, shape.n_kv), "k"), arena.tensor(shape.type_v, v_ne, "v")
+class _Bench:
+    """Runs one layer of attention over made-up cells."""
 
+    def __init__(self, device: Device, backends: list[Backend], shape: ProbeShape) -> None:
+        self._device, self._backends, self._shape = device, backends, shape
 
-def _view(arena: Arena, k: Tensor, v: Tensor, shape: ProbeShape, path: AttentionPath) -> KVView:
-    n_kv, n_head = shape.n_kv, shape.n_head_kv
-    k_row, v_row = k.dtype.row_size, v.dtype.row_size
-    head_k, head_v = shape.n_embd_head_k, shape.n_embd_head_v
-    k_view = ops.view(arena, k, (head_k, n_head, n_kv, 1), (k_row(head_k), k.nb[1], k.nb[2]))
-    if path is AttentionPath.FLASH:
-        v_view = ops.view(arena, v, (head_v, n_head, n_kv, 1), (v_row(head_v), v.nb[1], v.nb[2]))
-        return KVView(k_view, v_view, v_trans=False)
-    v_view = ops.view(arena, v, (n_kv, n_head, head_v, 1), (v.nb[1] * head_v, v.nb[1], v.nb[2]))
-    return KVView(k_view, v_view, v_trans=True)
+    def seconds(self, path: AttentionPath, v_trans: bool, n_tokens: int, n_kv: int) -> float:
+        """Return the least seconds that a layer took, infinity where the path does not run."""
+        if path is AttentionPath.GROUPED and self._shape.type_v.is_quantized:
+            return NEVER
+        try:
+            return self._run(path, v_trans, n_tokens, min(n_kv, self._shape.n_cells))
+        except PykvError as error:
+            _LOG.info("attention path %s does not run on %s: %s", path.value, self._device.name, error)
+            return NEVER
+
+    def _run(self, path: AttentionPath, v_trans: bool, n_tokens: int, n_kv: int) -> float:
+        stored, graph = Arena(2), Graph(Arena(64, 64))
+        arena, shape = graph.arena, self._shape
+        q = GraphInput(arena.tensor(DType.F32, (shape.n_embd_head_k, shape.n_head, n_tokens), "q"))
+        mask = GraphInput(arena.tensor(path.mask_dtype, (n_kv, n_tokens), "mask"))
+        kv = self._cells(stored, arena, n_kv, v_trans)
+        out = attend(arena, path, q.tensor, kv, mask.tensor, AttentionParams(1.0))
+        graph.expand(out.as_output())
+        graph.check_supported((self._device,))
+        with Buffer.allocate(stored, self._device.buffer_type, "attention probe") as buffer:
+            buffer.mark_weights()  # holds the computation on this device
+            with Sched(self._backends, arena.graph_size, [buffer, arena]) as sched:
+                sched.allocate(graph)
+                return min(self._round(sched, graph, (q, mask)) for _ in range(N_ROUNDS))
+
+    def _round(self, sched: Sched, graph: Graph, inputs: tuple[GraphInput, ...]) -> float:
+        for one in inputs:
+            one.bind()
+            one.array.fill(0)
+            one.commit()
+        started = time.perf_counter()
+        sched.compute(graph)
+        return time.perf_counter() - started
+
+    def _cells(self, stored: Arena, arena: Arena, n_kv: int, v_trans: bool) -> KVView:
+        """Return views of made-up K and V, strided as a cache of `n_kv` cells strides them."""
+        shape, n_head = self._shape, self._shape.n_head_kv
+        k = stored.tensor(shape.type_k, (n_head * shape.n_embd_head_k, n_kv), "k")
+        k_head = shape.type_k.row_size(shape.n_embd_head_k)
+        k_view = ops.view(arena, k, (shape.n_embd_head_k, n_head, n_kv, 1), (k_head, k.nb[1], k.nb[2]))
+        n_v, head_v = n_head * shape.n_embd_head_v, shape.n_embd_head_v
+        if v_trans:
+            v = stored.tensor(shape.type_v, (n_kv, n_v), "v")
+            v_view = ops.view(arena, v, (n_kv, n_head, head_v, 1), (v.nb[1] * head_v, v.nb[1], v.nb[2]))
+        else:
+            v = stored.tensor(shape.type_v, (n_v, n_kv), "v")
+            v_head = shape.type_v.row_size(head_v)
+            v_view = ops.view(arena, v, (head_v, n_head, n_kv, 1), (v_head, v.nb[1], v.nb[2]))
+        return KVView(k_view, v_view, v_trans)

@@ -33,11 +33,11 @@ def rotation_sizes(spec: MemorySpec, plan: KVPlan) -> tuple[int, int]:
     """Return the block sizes by which K and V are rotated, 0 where they are not."""
     heads_k = {spec.layers[layer.il].n_embd_head_k for layer in plan.layers}
     heads_v = {spec.layers[layer.il].n_embd_head_v for layer in plan.layers}
-    first = spec.layers[0]
+    first = spec.layers[0]  # decides even where it is not in this cache
     rot_k = rot_v = 0
-    if plan.type_k.is_quantized and len(heads_k) == 1 and first.n_embd_head_k % MIN_BLOCK == 0:
+    if plan.type_k.is_quantized and _have_blocks(heads_k, first.n_embd_head_k):
         rot_k = _largest_power_of_two_in(heads_k.pop())
-    if plan.type_v.is_quantized and len(heads_v) == 1 and first.n_embd_head_v % MIN_BLOCK == 0:
+    if plan.type_v.is_quantized and _have_blocks(heads_v, first.n_embd_head_v):
         rot_v = MIN_BLOCK
     return rot_k, rot_v
 
@@ -49,6 +49,12 @@ def rotate(arena: Arena, x: Tensor, matrix: Tensor) -> Tensor:
         x = ops.cont(arena, x)
     blocks = ops.reshape(arena, x, n, x.n_elements // n)
     return ops.reshape(arena, ops.mul_mat(arena, matrix, blocks), *x.ne)
+
+
+def _have_blocks(heads: set[int], first: int) -> bool:
+    # differs from llama.cpp: the cache's own heads must consist of whole blocks too, because one that reached
+    # into the next head could not be undone
+    return len(heads) == 1 and first % MIN_BLOCK == 0 and min(heads) % MIN_BLOCK == 0
 
 
 def _largest_power_of_two_in(n: int) -> int:

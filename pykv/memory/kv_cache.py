@@ -13,13 +13,13 @@ from typing import Self
 
 from pykv.batch import Splitter, UBatch, ValidBatch
 from pykv.cells import CellStreams, KVCells, SlotInfo
-from pykv.errors import AllocError, ParamError, PendingUpdateError, UseAfterCloseError
+from pykv.errors import AllocError, BatchError, ParamError, PendingUpdateError, UseAfterCloseError
 from pykv.ggml import Buffer, BufferType, Tensor, devices
 from pykv.ggml.owner import Owner
 from pykv.memory.base import UpdateStatus
-from pykv.memory.hadamard import rotation_sizes
 from pykv.memory.kv_context import KVContext
 from pykv.memory.kv_plan import KVPlan, KVSettings
+from pykv.memory.kv_sharing import shared_rotation, shared_tensors
 from pykv.memory.spec import MemorySpec
 
 
@@ -49,30 +49,28 @@ class KVCache:
         other: KVCache | None = None,
         share: Mapping[int, int] | None = None,
     ) -> None:
-        if share and other is None:
-            raise ParamError("share: there is no other cache to share with")
         self._plan = KVPlan(spec, settings, place, share or {})
         self.spec, self.settings, self.other = spec, settings, other
-        if other is not None and other.n_cells != settings.n_cells:
-            raise ParamError(f"n_cells={settings.n_cells} differs from the shared cache's {other.n_cells}")
-        self.rot_k, self.rot_v = rotation_sizes(spec, self._plan)
-        self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
+        self._tensors = shared_tensors(self._plan, other)
+        self.rot_k, self.rot_v = shared_rotation(self._plan, other)
         self._buffers: list[Buffer] = []
         self._allocate()
-        self._map_shared(share or {})
-        self.streams: CellStreams = other.streams if other is not None else CellStreams(
-            settings.n_cells,
-            n_seq_max=settings.n_seq_max,
-            unified=settings.unified,
-            window=spec.window,
-            n_pos_per_embd=spec.n_pos_per_embd,
+        self._tensors.update({il: self._tensors[source] for il, source in self._plan.reused.items()})
+        self.streams: CellStreams = (
+            other.streams
+            if other is not None
+            else CellStreams(
+                settings.n_cells,
+                n_seq_max=settings.n_seq_max,
+                unified=settings.unified,
+                window=spec.window,
+                n_pos_per_embd=spec.n_pos_per_embd,
+            )
         )
         self._closed = False
 
     @staticmethod
-    def plan(
-        spec: MemorySpec, settings: KVSettings, *, place: Callable[[int], BufferType] | None = None
-    ) -> KVPlan:
+    def plan(spec: MemorySpec, settings: KVSettings, *, place: Callable[[int], BufferType] | None = None) -> KVPlan:
         """Return what a cache of these settings takes, without allocating it."""
         return KVPlan(spec, settings, place)
 
@@ -130,8 +128,15 @@ class KVCache:
         Returns
         -------
         The plan, or None if there is no room for the whole batch.
+
+        Raises
+        ------
+        BatchError : a token of several sequences, where each has a stream of its own.
         """
         self._require_open()
+        if self.n_stream > 1 and batch.has_coupled:
+            # differs from llama.cpp: not "no slot", because no smaller batch could help
+            raise BatchError("seq_id: tokens of several sequences at once need kv_unified=True, shared cells")
         ubatches = self._split(Splitter(batch), n_ubatch)
         if sum(ubatch.n_tokens for ubatch in ubatches) < batch.n_tokens:
             return None
@@ -150,7 +155,8 @@ class KVCache:
         ------
         PendingUpdateError : there are some; this version has no graphs for them. The queue stays.
         """
-        self._require_open()
+        if not self._owns_cells():
+            return UpdateStatus.NO_UPDATE  # the other cache's update moves its keys, and ends what is pending
         if self.streams.pending_copies:
             raise PendingUpdateError(
                 f"seq_cp queued copies between streams {self.streams.pending_copies}, whose rows cannot be copied "
@@ -238,31 +244,31 @@ class KVCache:
 
     def _allocate(self) -> None:
         self._check_room()
-        for kind, layers in self._plan.by_buffer_type:
-            arena, pairs = self._plan.make_tensors(layers)
-            buffer = Buffer.allocate(arena, kind, f"KV cache of n_ctx={self.n_cells} × {self.n_stream} streams")
-            self._buffers.append(buffer)
-            for layer, (k, v) in zip(layers, pairs, strict=True):
-                self._tensors[layer.il] = (buffer.adopt(k), buffer.adopt(v))
+        try:
+            for kind, layers in self._plan.by_buffer_type:
+                arena, pairs = self._plan.make_tensors(layers)
+                buffer = Buffer.allocate(arena, kind, f"KV cache of n_ctx={self.n_cells} x {self.n_stream} streams")
+                self._buffers.append(buffer)
+                for layer, (k, v) in zip(layers, pairs, strict=True):
+                    self._tensors[layer.il] = (buffer.adopt(k), buffer.adopt(v))
+        except BaseException:
+            for buffer in self._buffers:
+                buffer.close()
+            raise
 
     def _check_room(self) -> None:
         """Refuse what the devices lack before anything is touched: an overcommitted host would die later."""
-        free = {device.buffer_type.name: device.memory_free for device in devices()}
+        free: dict[str, int] = {}
+        for device in devices():
+            if device.memory_total:  # helpers of the CPU share its buffer type and report nothing
+                name = device.buffer_type.name
+                free[name] = max(free.get(name, 0), device.memory_free)
         for name, need in self._plan.nbytes_per_buffer_type.items():
             if need > free.get(name, need):
                 raise AllocError(
-                    f"n_ctx={self.n_cells} × {self.n_stream} streams needs {need} bytes of KV cache in {name}, "
+                    f"n_ctx={self.n_cells} x {self.n_stream} streams needs {need} bytes of KV cache in {name}, "
                     f"which has {free[name]} bytes free"
                 )
-
-    def _map_shared(self, share: Mapping[int, int]) -> None:
-        for il, source in self.settings.reuse.items():
-            if source not in self._tensors:
-                raise ParamError(f"reuse: layer {source}, which layer {il} reads, has no cache of its own")
-            self._tensors[il] = self._tensors[source]
-        for il, source in share.items():
-            assert self.other is not None
-            self._tensors[il] = self.other.tensors(source)
 
     def _split(self, splitter: Splitter, n_ubatch: int) -> list[UBatch]:
         ubatches: list[UBatch] = []

@@ -38,9 +38,7 @@ class KVShape:
 class KVGraph:
     """Nodes and inputs of one cache in one graph."""
 
-    def __init__(
-        self, graph: Graph, cache: KVCache, shape: KVShape, path: AttentionPath, causal: bool = True
-    ) -> None:
+    def __init__(self, graph: Graph, cache: KVCache, shape: KVShape, path: AttentionPath, causal: bool = True) -> None:
         self.cache, self.shape, self.path = cache, shape, path
         self._graph, self._arena = graph, graph.arena
         self._rule = MaskRule(causal=causal, window=cache.spec.window, alibi=cache.spec.alibi_max_bias > 0)

@@ -9,7 +9,7 @@ from functools import cached_property
 from pykv.errors import ParamError
 from pykv.ggml import Arena, BufferType, DType, Tensor, cpu_device
 from pykv.memory.spec import LayerSpec, MemorySpec
-from pykv.typing import MAX_SEQ
+from pykv.typing import MAX_SEQ, POS_INF, is_whole
 
 KV_TYPES = (
     DType.F32,
@@ -81,15 +81,17 @@ class KVPlan:
     share: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check(self.spec, self.settings, self.type_k, self.type_v)
+        _check_sizes(self.settings)
+        _check_types(self.spec, self.settings, self.type_k, self.type_v)
+        _check_layers(self)
 
     @cached_property
     def type_k(self) -> DType:
-        return _kv_type(self.settings.type_k, "type_k")
+        return kv_type(self.settings.type_k, "type_k")
 
     @cached_property
     def type_v(self) -> DType:
-        return _kv_type(self.settings.type_v, "type_v")
+        return kv_type(self.settings.type_v, "type_v")
 
     @cached_property
     def layers(self) -> tuple[LayerPlan, ...]:
@@ -101,6 +103,16 @@ class KVPlan:
             LayerPlan(il, layer.n_embd_k, widest if self.settings.v_trans else layer.n_embd_v, self._home(il))
             for il, layer in chosen
         )
+
+    @property
+    def reused(self) -> dict[int, int]:
+        """Layers that read the tensors of another layer of this cache: layer → that layer."""
+        return {il: source for il, source in self.settings.reuse.items() if self._is_wanted(il)}
+
+    @property
+    def shared(self) -> dict[int, int]:
+        """Layers that read the tensors of another cache: layer → the layer there."""
+        return {il: source for il, source in self.share.items() if self._is_wanted(il)}
 
     @cached_property
     def by_buffer_type(self) -> tuple[tuple[BufferType, tuple[LayerPlan, ...]], ...]:
@@ -125,9 +137,7 @@ class KVPlan:
     @cached_property
     def nbytes_per_buffer_type(self) -> dict[str, int]:
         """Bytes that allocation takes in each buffer type, alignment included."""
-        return {
-            kind.name: kind.alloc_size(self.make_tensors(layers)[0]) for kind, layers in self.by_buffer_type
-        }
+        return {kind.name: kind.alloc_size(self.make_tensors(layers)[0]) for kind, layers in self.by_buffer_type}
 
     @property
     def nbytes(self) -> int:
@@ -147,16 +157,23 @@ class KVPlan:
         ]
 
     def _owns(self, il: int, layer: LayerSpec) -> bool:
-        allowed = self.settings.layers
-        if layer.n_head_kv == 0 or il in self.settings.reuse or il in self.share:
-            return False
-        return allowed is None or il in allowed
+        borrows = il in self.settings.reuse or il in self.share
+        return layer.n_head_kv > 0 and not borrows and self._is_wanted(il)
+
+    def _is_wanted(self, il: int) -> bool:
+        return self.settings.layers is None or il in self.settings.layers
 
     def _home(self, il: int) -> BufferType:
         return cpu_device().buffer_type if self.place is None else self.place(il)
 
 
-def _kv_type(name: str | DType, argument: str) -> DType:
+def kv_type(name: str | DType, argument: str) -> DType:
+    """Return the element type of that name, if K and V can be stored in it.
+
+    Raises
+    ------
+    ParamError : they cannot, or there is none; the message names `argument`.
+    """
     dtype = DType.parse(name, argument)
     if dtype not in KV_TYPES:
         known = ", ".join(kind.label for kind in KV_TYPES)
@@ -164,12 +181,17 @@ def _kv_type(name: str | DType, argument: str) -> DType:
     return dtype
 
 
-def _check(spec: MemorySpec, settings: KVSettings, type_k: DType, type_v: DType) -> None:
-    n_layer = len(spec.layers)
-    if settings.n_cells < 1:
-        raise ParamError(f"n_cells={settings.n_cells} must be at least 1")
-    if not 1 <= settings.n_seq_max <= MAX_SEQ:
-        raise ParamError(f"n_seq_max={settings.n_seq_max} must lie in 1..{MAX_SEQ}")
+def _check_sizes(settings: KVSettings) -> None:
+    if not is_whole(settings.n_cells) or not 1 <= settings.n_cells <= POS_INF:
+        raise ParamError(f"n_cells={settings.n_cells!r} must be a whole number in 1..{POS_INF}")
+    if not is_whole(settings.n_seq_max) or not 1 <= settings.n_seq_max <= MAX_SEQ:
+        raise ParamError(f"n_seq_max={settings.n_seq_max!r} must be a whole number in 1..{MAX_SEQ}")
+    for name in ("unified", "v_trans"):
+        if not isinstance(getattr(settings, name), bool):
+            raise ParamError(f"{name}={getattr(settings, name)!r} must be True or False")
+
+
+def _check_types(spec: MemorySpec, settings: KVSettings, type_k: DType, type_v: DType) -> None:
     if settings.v_trans and type_v.is_quantized:
         raise ParamError(f"type_v={type_v.label!r} stores blocks, which cannot be transposed: turn flash_attn on")
     for il, layer in enumerate(spec.layers):
@@ -179,9 +201,19 @@ def _check(spec: MemorySpec, settings: KVSettings, type_k: DType, type_v: DType)
                     f"{argument}={dtype.label!r}: its block of {dtype.block_size} elements does not divide "
                     f"the head of {head} in layer {il}"
                 )
-    for il in settings.layers or ():
-        if not 0 <= il < n_layer:
-            raise ParamError(f"layers: {il} is no layer; there are {n_layer}")
-    for il, source in settings.reuse.items():
-        if not (0 <= il < n_layer and 0 <= source < n_layer) or source in settings.reuse:
-            raise ParamError(f"reuse: layer {il} cannot read the cache of layer {source}")
+
+
+def _check_layers(plan: KVPlan) -> None:
+    """Check which layers own tensors and which read those of others."""
+    layers, settings = plan.spec.layers, plan.settings
+    for name, ids in (("layers", settings.layers or ()), ("reuse", settings.reuse), ("share", plan.share)):
+        for il in ids:
+            if not is_whole(il) or not 0 <= il < len(layers):
+                raise ParamError(f"{name}: {il!r} is no layer; there are {len(layers)}")
+    for il, source in plan.reused.items():
+        if il in plan.share:
+            raise ParamError(f"reuse: layer {il} cannot read layer {source} and a shared cache")
+        if not is_whole(source) or not 0 <= source < len(layers) or not plan._owns(source, layers[source]):
+            raise ParamError(f"reuse: layer {source!r}, which layer {il} reads, has no cache of its own")
+        if not layers[il].fits(layers[source]):
+            raise ParamError(f"reuse: layer {il} cannot read layer {source}, whose heads are different")

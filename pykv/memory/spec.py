@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pykv.cells import Window
 from pykv.errors import ParamError
 from pykv.ggml import RopeParams, Tensor
+from pykv.typing import is_whole
 
 
 @dataclass(frozen=True)
@@ -28,13 +30,20 @@ class LayerSpec:
     rope_factors: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.n_head_kv < 0:
-            raise ParamError(f"n_head_kv={self.n_head_kv} must not be negative")
-        for name in ("n_embd_head_k", "n_embd_head_v"):
-            if getattr(self, name) < 1:
-                raise ParamError(f"{name}={getattr(self, name)} must be at least 1")
+        for name, least in (("n_head_kv", 0), ("n_embd_head_k", 1), ("n_embd_head_v", 1)):
+            value = getattr(self, name)
+            if not is_whole(value) or value < least:
+                raise ParamError(f"{name}={value!r} must be a whole number, at least {least}")
         if self.rope is not None and self.rope.n_dims > self.n_embd_head_k:
             raise ParamError(f"rope.n_dims={self.rope.n_dims} is more than n_embd_head_k={self.n_embd_head_k}")
+
+    def fits(self, other: LayerSpec) -> bool:
+        """Tell whether this layer can read what the other one stores."""
+        return (self.n_head_kv, self.n_embd_head_k, self.n_embd_head_v) == (
+            other.n_head_kv,
+            other.n_embd_head_k,
+            other.n_embd_head_v,
+        )
 
     @property
     def n_embd_k(self) -> int:
@@ -69,6 +78,12 @@ class MemorySpec:
     def __post_init__(self) -> None:
         if not self.layers:
             raise ParamError("layers=() must name at least one layer")
+        if not is_whole(self.n_pos_per_embd) or not 1 <= self.n_pos_per_embd <= 4:
+            raise ParamError(f"n_pos_per_embd={self.n_pos_per_embd!r} must be a whole number in 1..4")
+        for name in ("alibi_max_bias", "logit_softcap"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ParamError(f"{name}={value!r} must be a number, not negative")
 
     @classmethod
     def uniform(cls, n_layer: int, layer: LayerSpec, **settings: object) -> MemorySpec:

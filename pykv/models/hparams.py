@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from pykv.errors import GGUFError
 from pykv.gguf import GGUFFile, Metadata
+
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 _T = TypeVar("_T", int, float)
 
@@ -114,6 +117,13 @@ class _Keys:
             raise GGUFError(f"{self.path}: {self.key(name)}={value} must be at least {least}")
         return value
 
+    def positive(self, name: str, default: float | None = None) -> float:
+        """Return a number above 0, or 0 where that is the default and means "not given"."""
+        value = self.number(name, float, default)
+        if not (0.0 < value < math.inf or value == default == 0.0):
+            raise GGUFError(f"{self.path}: {self.key(name)}={value} must be a positive number")
+        return value
+
     def per_layer(self, name: str, n_layer: int, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """Return one number per layer; the file may give one for all."""
         key = self.key(name)
@@ -128,6 +138,10 @@ class _Keys:
 
 def _read(keys: _Keys) -> HParams:
     n_layer, n_embd = keys.size("block_count"), keys.size("embedding_length")
+    if n_layer > len(keys.tensors):
+        raise GGUFError(
+            f"{keys.path}: {keys.key('block_count')}={n_layer} layers cannot be made of {len(keys.tensors)} tensors"
+        )
     n_head = keys.per_layer("attention.head_count", n_layer)
     n_head_kv = keys.per_layer("attention.head_count_kv", n_layer, n_head)
     for il, (q, kv) in enumerate(zip(n_head, n_head_kv, strict=True)):
@@ -152,10 +166,10 @@ def _read(keys: _Keys) -> HParams:
         n_embd_head_k=head_k,
         n_embd_head_v=keys.size("attention.value_length", head),
         n_rot=n_rot,
-        norm_rms_eps=keys.number("attention.layer_norm_rms_epsilon", float),
-        rope_freq_base=keys.number("rope.freq_base", float, 10000.0),
+        norm_rms_eps=keys.positive("attention.layer_norm_rms_epsilon"),
+        rope_freq_base=keys.positive("rope.freq_base", 10000.0),
         rope_scaling=_rope_scaling(keys),
-        attention_scale=keys.number("attention.scale", float, 0.0),
+        attention_scale=keys.positive("attention.scale", 0.0),
     )
 
 
@@ -169,9 +183,9 @@ def _n_vocab(keys: _Keys) -> int:
 
 def _rope_scaling(keys: _Keys) -> RopeScaling:
     kind = keys.meta.typed(keys.key("rope.scaling.type"), str, "linear")
-    if kind not in ("none", "linear", "yarn", "longrope"):
+    if kind not in ROPE_SCALINGS:
         raise GGUFError(f"{keys.path}: {keys.key('rope.scaling.type')}={kind!r} is unknown")
-    factor = keys.number("rope.scaling.factor", float, 0.0) or keys.number("rope.scale_linear", float, 0.0)
+    factor = keys.positive("rope.scaling.factor", 0.0) or keys.positive("rope.scale_linear", 0.0)
     return RopeScaling(
         kind=kind,
         freq_scale=1.0 / factor if factor else 1.0,

@@ -8,13 +8,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pykv.errors import ParamError
 from pykv.ggml import RopeParams
-from pykv.models.hparams import HParams
+from pykv.models.hparams import ROPE_SCALINGS, HParams
+from pykv.typing import is_whole
 
 
 @dataclass(frozen=True)
 class RopeRequest:
-    """What a caller may change; None or 0 = as the model says."""
+    """What a caller may change; None or 0 = as the model says, for YaRN's factors and betas also a negative number.
+
+    Raises
+    ------
+    ParamError : names the field and its value.
+    """
 
     scaling: str | None = None
     freq_base: float = 0.0
@@ -24,6 +31,20 @@ class RopeRequest:
     yarn_attn_factor: float | None = None
     yarn_beta_fast: float | None = None
     yarn_beta_slow: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.scaling is not None and self.scaling not in ROPE_SCALINGS:
+            raise ParamError(f"rope scaling={self.scaling!r} is unknown; known: {', '.join(ROPE_SCALINGS)}")
+        for name in ("freq_base", "freq_scale"):
+            value = getattr(self, name)
+            if not _is_finite(value) or value < 0:
+                raise ParamError(f"rope {name}={value!r} must be a positive number, or 0 for the model's own")
+        if not is_whole(self.yarn_orig_ctx) or not 0 <= self.yarn_orig_ctx < 2**31:
+            raise ParamError(f"rope yarn_orig_ctx={self.yarn_orig_ctx!r} must be a whole number in 0..2^31 - 1")
+        for name in ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"):
+            value = getattr(self, name)
+            if value is not None and not _is_finite(value):
+                raise ParamError(f"rope {name}={value!r} must be a number, or None for the model's own")
 
 
 @dataclass(frozen=True)
@@ -84,6 +105,10 @@ def derive_rope(hparams: HParams, request: RopeRequest, n_ctx_seq: int) -> Conte
         beta_slow=_pick(request.yarn_beta_slow, model.beta_slow),
         is_long=n_ctx_seq > n_ctx_orig,
     )
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _pick(asked: float | None, default: float) -> float:

@@ -1,7 +1,7 @@
 """Write a conversation as the text that a model was trained on: the file's own Jinja template, run in a sandbox.
 
 A template is foreign code. It sees the messages and a few functions, and can neither reach Python's internals nor
-change what it is given. Its environment is that of transformers' `apply_chat_template`, which templates are written for.
+change what it is given. Its environment is that of transformers' `apply_chat_template`, which they are written for.
 """
 
 from __future__ import annotations

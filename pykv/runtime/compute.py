@@ -9,7 +9,7 @@ from pykv.batch import UBatch
 from pykv.cells import SlotInfo
 from pykv.ggml import Arena, Backend, Graph, GraphInput, Sched, Tensor
 from pykv.ggml.owner import Owner
-from pykv.memory import AttentionPath, KVCache, KVShape
+from pykv.memory import AttentionPlan, KVCache, KVShape
 from pykv.models import GraphBuilder, GraphShape
 from pykv.models.llama import Llama
 from pykv.typing import F32Array
@@ -39,11 +39,11 @@ class Compute:
         self,
         model: Llama,
         cache: KVCache,
-        path: AttentionPath,
+        attention: AttentionPlan,
         backends: list[Backend],
         stands_on: tuple[Owner, ...],
     ) -> None:
-        self._model, self._cache, self._path = model, cache, path
+        self._model, self._cache, self._attention = model, cache, attention
         budget = NODES_BESIDE + NODES_PER_LAYER * model.hparams.n_layer
         self._arena = Arena(budget, budget)
         self._sched = Sched(backends, budget, (*stands_on, *cache.owners, self._arena))
@@ -62,6 +62,7 @@ class Compute:
         n_tokens = -(-n_tokens // n_stream) * n_stream if n_stream > 1 else n_tokens
         kv = KVShape(n_tokens, self._cache.n_cells, 0, n_stream)
         built = self._build(GraphShape(kv, min(n_outputs, n_tokens)))
+        built.graph.check_supported(self._sched.devices)
         self._sched.reserve(built.graph, f"n_ubatch={n_tokens} over {self._cache.n_cells} cells")
         self._built = None
 
@@ -108,7 +109,8 @@ class Compute:
         self._sched.reset()
         self._arena.reset()
         graph = Graph(self._arena)
-        builder = GraphBuilder(graph, self._cache, shape, self._path)
+        path = self._attention.path(shape.kv.n_tokens // shape.kv.n_stream)
+        builder = GraphBuilder(graph, self._cache, shape, path)
         logits = self._model.build(builder)
         if logits is not None:
             graph.expand(logits.as_output())

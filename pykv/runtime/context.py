@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Self
 from pykv.batch import Batch, BatchLimits, ValidBatch, validate
 from pykv.errors import ComputeCancelled, ConcurrentUseError, NoSlotError, ParamError, UseAfterCloseError
 from pykv.ggml import Backend, BufferType, CancelFlag, HeldInterrupt, cpu_device
-from pykv.memory import AttentionPath, KVCache, KVPlan, KVSettings
-from pykv.memory.attention_probe import MAX_DEPTH, ProbeShape, faster_path
+from pykv.memory import AttentionPath, AttentionPlan, KVCache, KVPlan, KVSettings
+from pykv.memory.attention_probe import ProbeShape, faster_plan
 from pykv.memory.kv_context import KVContext
 from pykv.runtime.compute import Compute
 from pykv.runtime.outputs import Outputs
@@ -35,6 +35,7 @@ class Context:
     model : the model.
     params : the parameters with everything derived.
     memory : what is remembered, with the verbs over sequences.
+    attention : how attention is computed, as asked for or as measured.
     """
 
     def __init__(self, model: Model, params: ContextParams) -> None:
@@ -42,13 +43,12 @@ class Context:
         self.params = resolve(params, model.hparams)
         self._cancel = CancelFlag()
         self._lock = threading.Lock()
+        self._cancel_lock = threading.RLock()  # a signal handler may call cancel()
         self._closed = False
         self._logits: F32Array | None = None
         spec = model.architecture.memory_spec(self.params.rope)
-        self.path = _attention_path(model, self.params)
-        self.memory = KVCache(
-            spec, _kv_settings(self.params, self.path), place=_kv_places(model, self.params)
-        )
+        self.attention = _attention_plan(model, self.params)
+        self.memory = KVCache(spec, _kv_settings(self.params, self.attention), place=_kv_places(model, self.params))
         try:
             self._compute = self._make_compute()
         except BaseException:
@@ -60,11 +60,13 @@ class Context:
 
     @staticmethod
     def plan(model: Model, params: ContextParams) -> KVPlan:
-        """Return what the KV cache of such a context takes, without allocating or measuring anything."""
+        """Return what the KV cache of such a context takes, without allocating it."""
         resolved = resolve(params, model.hparams)
-        path = AttentionPath.GROUPED if resolved.flash_attn is False else AttentionPath.FLASH
         spec = model.architecture.memory_spec(resolved.rope)
-        return KVCache.plan(spec, _kv_settings(resolved, path), place=_kv_places(model, resolved))
+        # rows of equal width take the same bytes in both layouts: no need to measure which one it will be
+        is_even = len({layer.n_embd_v for layer in spec.layers}) == 1
+        path = AttentionPath.FLASH if is_even and resolved.flash_attn == "auto" else _attention_path(model, resolved)
+        return KVCache.plan(spec, _kv_settings(resolved, AttentionPlan.of(path)), place=_kv_places(model, resolved))
 
     # decode
 
@@ -84,18 +86,22 @@ class Context:
         UseAfterCloseError, ConcurrentUseError : closed, or in use by another thread.
         """
         self._require_open()
-        if not self._lock.acquire(blocking=False):
-            raise ConcurrentUseError("the context is decoding in another thread; one thread at a time")
-        try:
-            self._require_open()
-            self._decode(batch)
-        finally:
-            self._lock.release()
+        with HeldInterrupt(self._cancel):
+            if not self._lock.acquire(blocking=False):
+                raise ConcurrentUseError("the context is decoding in another thread; one thread at a time")
+            try:
+                self._require_open()
+                self._decode(batch)
+            finally:
+                with self._cancel_lock:  # a cancel() until here was for this decode, not for the next
+                    self._cancel.clear()
+                    self._lock.release()
 
     def cancel(self) -> None:
         """Stop the `decode` that runs in another thread, soon. Does nothing if none runs."""
-        if self._lock.locked():
-            self._cancel.set()
+        with self._cancel_lock:
+            if self._lock.locked():
+                self._cancel.set()
 
     @property
     def logits(self) -> F32Array:
@@ -164,18 +170,14 @@ class Context:
             raise ParamError(f"batch={batch!r} must be a pykv.Batch")
         valid = validate(batch, self._limits, self.memory)
         if valid.n_outputs > self.params.n_outputs_max:
-            raise ParamError(
-                f"logits: {valid.n_outputs} rows asked for, n_outputs_max={self.params.n_outputs_max}"
-            )
-        self._cancel.clear()
-        with HeldInterrupt(self._cancel):
-            self.memory.update()
-            plan = self._plan(valid)
-            outputs = Outputs(valid.n_outputs, self.model.hparams.n_vocab)
-            self._logits = None
-            for i in range(len(plan.ubatches)):
-                self._step(plan, i, outputs)
-            self._logits = outputs.in_batch_order()
+            raise ParamError(f"logits: {valid.n_outputs} rows asked for, n_outputs_max={self.params.n_outputs_max}")
+        self.memory.update()
+        plan = self._plan(valid)
+        outputs = Outputs(valid.n_outputs, self.model.hparams.n_vocab)
+        self._logits = None
+        for i in range(len(plan.ubatches)):
+            self._step(plan, i, outputs)
+        self._logits = outputs.in_batch_order()
 
     def _plan(self, valid: ValidBatch) -> KVContext:
         plan = self.memory.init_batch(valid, self.params.n_ubatch)
@@ -188,10 +190,10 @@ class Context:
     def _step(self, plan: KVContext, i: int, outputs: Outputs) -> None:
         """Apply and compute one ubatch; if that fails, take its tokens out again."""
         ubatch = plan.ubatches[i]
+        if self._cancel:
+            raise ComputeCancelled(f"cancelled before ubatch {i + 1} of {len(plan.ubatches)}")
+        shape = plan.apply(i)
         try:
-            if self._cancel:
-                raise ComputeCancelled(f"cancelled before ubatch {i + 1} of {len(plan.ubatches)}")
-            shape = plan.apply(i)
             room = outputs.room_for(ubatch.batch_idxs[ubatch.output])
             self._compute.run(shape, plan.slots[i], ubatch, room)
         except BaseException:
@@ -213,7 +215,7 @@ class Context:
         params, model = self.params, self.model
         devices = [d for d in model.placement.devices if d.kind != "cpu"] + [cpu_device()]
         self._backends = [Backend(device, params.n_threads, self._cancel) for device in devices]
-        compute = Compute(model.architecture, self.memory, self.path, self._backends, model.owners)
+        compute = Compute(model.architecture, self.memory, self.attention, self._backends, model.owners)
         n_tokens = min(params.n_ctx, params.n_ubatch)
         compute.reserve(n_tokens, params.n_seq_max, min(n_tokens, params.n_outputs_max))
         return compute
@@ -235,28 +237,28 @@ def _kv_places(model: Model, params: ResolvedParams) -> Callable[[int], BufferTy
     return place
 
 
-def _kv_settings(params: ResolvedParams, path: AttentionPath) -> KVSettings:
+def _kv_settings(params: ResolvedParams, attention: AttentionPlan) -> KVSettings:
     return KVSettings(
         n_cells=params.n_ctx_seq,
         n_seq_max=params.n_seq_max,
         unified=params.kv_unified,
         type_k=params.type_k,
         type_v=params.type_v,
-        v_trans=path is AttentionPath.GROUPED,
+        v_trans=attention.v_trans,
     )
 
 
-def _attention_path(model: Model, params: ResolvedParams) -> AttentionPath:
+def _attention_plan(model: Model, params: ResolvedParams) -> AttentionPlan:
     if params.flash_attn != "auto":
-        return AttentionPath.FLASH if params.flash_attn else AttentionPath.GROUPED
+        return AttentionPlan.of(AttentionPath.FLASH if params.flash_attn else AttentionPath.GROUPED)
     hp = model.hparams
     shape = ProbeShape(
         n_head=hp.n_head_by_layer[0],
         n_head_kv=hp.n_head_kv_by_layer[0],
         n_embd_head_k=hp.n_embd_head_k,
         n_embd_head_v=hp.n_embd_head_v,
-        n_kv=min(params.n_ctx_seq, MAX_DEPTH),
+        n_cells=params.n_ctx_seq,
         type_k=params.type_k,
         type_v=params.type_v,
     )
-    return faster_path(model.placement.layers[0], params.n_threads, shape)
+    return faster_plan(model.placement.layers[0], params.n_threads, shape)

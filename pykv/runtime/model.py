@@ -17,6 +17,7 @@ from pykv.models import HParams, Placement, Weights, find_architecture
 from pykv.models.weights import Progress
 from pykv.runtime.context import Context
 from pykv.runtime.params import ContextParams, FlashAttn
+from pykv.typing import is_whole
 
 if TYPE_CHECKING:
     from pykv.runtime.chat_template import ChatTemplate
@@ -101,9 +102,7 @@ class Model:
         def text(token: int | None) -> str:
             return "" if token is None else tokens.token_text(token)
 
-        return ChatTemplate(
-            tokens.chat_template, bos_token=text(tokens.bos_id), eos_token=text(tokens.eos_id)
-        )
+        return ChatTemplate(tokens.chat_template, bos_token=text(tokens.bos_id), eos_token=text(tokens.eos_id))
 
     def context(
         self,
@@ -127,13 +126,9 @@ class Model:
         AllocError : more memory than there is.
         """
         self._require_open()
-        known = ContextParams.__dataclass_fields__
-        for name in more:
-            if name not in known:
-                raise ParamError(f"{name}: no such context parameter; known: {', '.join(known)}")
         return Context(
             self,
-            ContextParams(
+            _context_params(
                 n_ctx=n_ctx,
                 n_batch=n_batch,
                 n_ubatch=n_ubatch,
@@ -151,7 +146,7 @@ class Model:
     def plan(self, **params: Any) -> KVPlan:
         """Return what the KV cache of a context with these parameters takes, without allocating it."""
         self._require_open()
-        return Context.plan(self, ContextParams(**params))
+        return Context.plan(self, _context_params(**params))
 
     @property
     def owners(self) -> tuple[Owner, ...]:
@@ -186,6 +181,14 @@ class Model:
             raise UseAfterCloseError("the model is closed")
 
 
+def _context_params(**params: Any) -> ContextParams:
+    known = ContextParams.__dataclass_fields__
+    for name in params:
+        if name not in known:
+            raise ParamError(f"{name}: no such context parameter; known: {', '.join(known)}")
+    return ContextParams(**params)
+
+
 def _choose(asked: Sequence[str | Device] | str | None) -> tuple[Device, ...]:
     """Return the devices that share the layers."""
     if asked is None:
@@ -198,8 +201,8 @@ def _choose(asked: Sequence[str | Device] | str | None) -> tuple[Device, ...]:
 
 def _place(chosen: tuple[Device, ...], n_layer: int, n_gpu_layers: int) -> Placement:
     """Spread the last `n_gpu_layers` layers evenly over the devices; the rest, and the input, stay on the CPU."""
-    if n_gpu_layers < -1:
-        raise ParamError(f"n_gpu_layers={n_gpu_layers} must be -1 (all) or a number of layers")
+    if not is_whole(n_gpu_layers) or n_gpu_layers < -1:
+        raise ParamError(f"n_gpu_layers={n_gpu_layers!r} must be -1 (all) or a number of layers")
     cpu = cpu_device()
     n_off = n_layer + 1 if n_gpu_layers == -1 else min(n_gpu_layers, n_layer + 1)
     first = n_layer + 1 - n_off

@@ -13,8 +13,9 @@ from pykv.errors import ParamError
 from pykv.ggml import DType
 from pykv.ggml.backend import MAX_THREADS
 from pykv.log import logger
+from pykv.memory import kv_type
 from pykv.models import ContextRope, HParams, RopeRequest, derive_rope
-from pykv.typing import MAX_SEQ
+from pykv.typing import MAX_SEQ, is_whole
 
 _LOG = logger(__name__)
 
@@ -91,10 +92,11 @@ def resolve(params: ContextParams, hparams: HParams) -> ResolvedParams:
     ParamError : names the parameter, its value and the limit.
     """
     _check_ranges(params)
-    type_k, type_v = DType.parse(params.type_k, "type_k"), DType.parse(params.type_v, "type_v")
+    type_k, type_v = kv_type(params.type_k, "type_k"), kv_type(params.type_v, "type_v")
     n_seq_max = max(1, params.n_seq_max)
     n_ctx = params.n_ctx or hparams.n_ctx_train
     # note: the order matters; a batch is limited by the context before that is padded
+    # differs from llama.cpp: n_batch=0 means n_ubatch, because no batch at all is of no use
     n_batch = min(n_ctx, params.n_batch or params.n_ubatch)
     n_ubatch = min(n_batch, params.n_ubatch or params.n_batch)
     n_ctx = _pad(n_ctx)
@@ -104,14 +106,10 @@ def resolve(params: ContextParams, hparams: HParams) -> ResolvedParams:
         if n_ctx_seq == 0:
             raise ParamError(f"n_ctx={n_ctx} leaves nothing for each of n_seq_max={n_seq_max} sequences")
         if n_ctx != n_ctx_seq * n_seq_max:
-            _LOG.warning(
-                "n_ctx=%d becomes %d: %d tokens for each sequence", n_ctx, n_ctx_seq * n_seq_max, n_ctx_seq
-            )
+            _LOG.warning("n_ctx=%d becomes %d: %d tokens for each sequence", n_ctx, n_ctx_seq * n_seq_max, n_ctx_seq)
             n_ctx = n_ctx_seq * n_seq_max
     if n_ctx_seq > hparams.n_ctx_train:
-        _LOG.warning(
-            "a sequence may grow to %d tokens, the model was trained at %d", n_ctx_seq, hparams.n_ctx_train
-        )
+        _LOG.warning("a sequence may grow to %d tokens, the model was trained at %d", n_ctx_seq, hparams.n_ctx_train)
     n_outputs_max = params.n_outputs_max or n_batch
     if n_outputs_max < n_seq_max:
         # differs from llama.cpp: an error here, where it aborts in the constructor
@@ -150,16 +148,23 @@ def _pad(n: int) -> int:
 def _check_ranges(params: ContextParams) -> None:
     for name in ("n_ctx", "n_batch", "n_ubatch", "n_outputs_max", "n_seq_max"):
         value = getattr(params, name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31 - CONTEXT_PAD:
-            raise ParamError(f"{name}={value!r} must be a whole number, not negative, below 2^31")
+        if not is_whole(value) or not 0 <= value < 2**31 - CONTEXT_PAD:
+            raise ParamError(f"{name}={value!r} must be a whole number, not negative, below 2^31 - {CONTEXT_PAD}")
+    for name in ("kv_unified", "swa_full", "offload_kqv"):
+        if not isinstance(getattr(params, name), bool):
+            raise ParamError(f"{name}={getattr(params, name)!r} must be True or False")
     if params.n_batch == 0 and params.n_ubatch == 0:
         raise ParamError("n_batch=0 and n_ubatch=0: one of them must be positive")
     if params.n_seq_max > MAX_SEQ:
         raise ParamError(f"n_seq_max={params.n_seq_max} must be at most {MAX_SEQ}")
-    if params.n_threads is not None and not 1 <= params.n_threads <= MAX_THREADS:
-        raise ParamError(f"n_threads={params.n_threads} must lie in 1..{MAX_THREADS}")
-    if params.flash_attn not in (True, False, "auto"):
-        raise ParamError(f"flash_attn={params.flash_attn!r} must be True, False or 'auto'")
+    threads = params.n_threads
+    if threads is not None and not (is_whole(threads) and 1 <= threads <= MAX_THREADS):
+        raise ParamError(f"n_threads={threads!r} must be a whole number in 1..{MAX_THREADS}, or None")
+    flash = params.flash_attn
+    if not isinstance(flash, bool) and not (isinstance(flash, str) and flash == "auto"):
+        raise ParamError(f"flash_attn={flash!r} must be True, False or 'auto'")
+    if not isinstance(params.rope, RopeRequest):
+        raise ParamError(f"rope={params.rope!r} must be a RopeRequest")
 
 
 def _flash_attn(asked: FlashAttn, type_v: DType) -> FlashAttn:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pykv.errors import ComputeError, ParamError
 from pykv.typing import F32Array
 
-_TOP_P_FIRST_LOOK = 256  # candidates that nearly always hold the probability asked for
+_TOP_P_FIRST_LOOK = 256  # so many best ones nearly always hold the probability asked for
 
 
 @dataclass(frozen=True)
@@ -186,12 +186,13 @@ def keep_top_p(candidates: Candidates, p: float) -> Candidates:
     """Keep the fewest best ones whose probabilities reach p together, best first; at least one."""
     logits = candidates.logits
     total = float(np.exp(logits - logits.max()).sum(dtype=np.float64))
-    for size in (min(_TOP_P_FIRST_LOOK, len(logits)), len(logits)):
+    size = _TOP_P_FIRST_LOOK
+    while True:
         best = keep_top_k(candidates, size)
-        reached = np.exp(best.logits - best.logits[0]).cumsum(dtype=np.float64)
-        if reached[-1] >= p * total:
-            break
-    return best.first(int(np.searchsorted(reached, p * total)) + 1)
+        reached = np.exp(best.logits - best.logits[0]).astype(np.float64).cumsum()
+        if reached[-1] >= p * total or size >= len(logits):
+            return best.first(int(np.searchsorted(reached, p * total)) + 1)
+        size *= 8
 
 
 def keep_min_p(candidates: Candidates, p: float) -> Candidates:
@@ -212,7 +213,7 @@ def divide_by_temperature(candidates: Candidates, temperature: float) -> Candida
 def draw(candidates: Candidates, rng: np.random.Generator) -> int:
     """Return one candidate's id, each with the probability that softmax gives it."""
     logits = candidates.logits
-    reached = np.exp(logits - logits.max()).cumsum(dtype=np.float64)
+    reached = np.exp(logits - logits.max()).astype(np.float64).cumsum()
     place = int(np.searchsorted(reached, rng.random() * reached[-1], side="right"))
     return candidates.id_at(min(place, len(logits) - 1))
 

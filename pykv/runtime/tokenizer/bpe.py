@@ -14,7 +14,6 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from pykv.errors import TokenizerError
-from pykv.runtime.tokenizer.metadata import strings
 from pykv.runtime.tokenizer.pretokenize import PRE_TOKENIZERS, engine_pattern
 from pykv.runtime.tokenizer.vocab import Vocab
 
@@ -51,7 +50,6 @@ class BpeEncoder:
         self._vocab = vocab
         self._rules = PRE_TOKENIZERS[vocab.pre]
         self._stand_ins: dict[int, list[int]] = {}
-        self._merges = strings(vocab.meta, "tokenizer.ggml.merges")
 
     def encode(self, text: str, *, after_special: bool) -> list[int]:
         """Return the ids of a fragment; it may hold bytes that are not UTF-8, as lone surrogates."""
@@ -74,7 +72,7 @@ class BpeEncoder:
         return [Split(Regex(engine_pattern(pattern)), "isolated") for pattern in self._rules.patterns]
 
     def _model(self) -> BPE:
-        merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in self._merges)]
+        merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in self._vocab.merges)]
         if len(set(merges)) < len(merges):
             merges = list(dict.fromkeys(merges))  # the first of two equal merges counts
         missing = [char for char in BYTE_CHARS if char not in self._vocab.ids]

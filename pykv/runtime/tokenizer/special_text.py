@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from functools import cached_property
 
-from pykv.runtime.tokenizer.metadata import string
 from pykv.runtime.tokenizer.special_ids import Attr
 from pykv.runtime.tokenizer.vocab import Vocab
 
@@ -120,14 +119,13 @@ def _stripping(vocab: Vocab) -> tuple[frozenset[int], frozenset[int]]:
 
     The file does not tell them; llama.cpp knows them by the model's name.
     """
-    name = (string(vocab.meta, "general.name") or "").lower()
-    arch = string(vocab.meta, "general.architecture") or ""
+    name = vocab.name.lower()
     none: frozenset[int] = frozenset()
 
     def ids(*texts: str) -> frozenset[int]:
         return frozenset(vocab.ids[text] for text in texts if text in vocab.ids)
 
-    if vocab.pre in {"jina-v2-de", "jina-v2-es", "jina-v2-code"} or arch in {
+    if vocab.pre in {"jina-v2-de", "jina-v2-es", "jina-v2-code"} or vocab.arch in {
         "nomic-bert-moe",
         "jina-bert-v3",
     }:

@@ -8,7 +8,7 @@ from typing import Protocol
 from pykv.errors import TokenizerError
 from pykv.runtime.tokenizer.bpe import BpeEncoder
 from pykv.runtime.tokenizer.detokenize import StreamDecoder, piece
-from pykv.runtime.tokenizer.metadata import Metadata, string
+from pykv.runtime.tokenizer.metadata import Metadata
 from pykv.runtime.tokenizer.special_ids import Attr
 from pykv.runtime.tokenizer.special_text import SpecialText
 from pykv.runtime.tokenizer.spm import SpmEncoder
@@ -38,7 +38,7 @@ class Tokenizer:
         self.unk_id = vocab.special.unk
         self.pad_id = vocab.special.pad
         self.eog_ids = vocab.special.eog
-        self.chat_template = string(vocab.meta, "tokenizer.chat_template")
+        self.chat_template = vocab.chat_template
 
     @classmethod
     def from_metadata(cls, meta: Metadata) -> Tokenizer:

@@ -20,9 +20,13 @@ MODELS = ("gpt2", "llama")
 """Values of `tokenizer.ggml.model` that pykv can run: byte-level BPE, and SentencePiece's BPE."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Vocab:
-    """Everything the file says about its tokens; `attrs` (n_vocab,) holds `Attr` bits."""
+    """Everything the file says about its tokens, and nothing that needs the file to stay open.
+
+    `attrs` (n_vocab,) holds `Attr` bits, `scores` (n_vocab,) say what SentencePiece merges first, `merges` (in order)
+    what BPE does. `name` and `arch` are the model's.
+    """
 
     model: str
     pre: str
@@ -33,7 +37,11 @@ class Vocab:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
-    meta: Metadata
+    merges: list[str]
+    scores: F32Array
+    name: str
+    arch: str
+    chat_template: str | None
 
     @classmethod
     def from_metadata(cls, meta: Metadata) -> Vocab:
@@ -63,19 +71,12 @@ class Vocab:
             add_bos=flag(meta, "tokenizer.ggml.add_bos_token", is_spm or PRE_TOKENIZERS[pre].add_bos),
             add_eos=flag(meta, "tokenizer.ggml.add_eos_token", False),
             add_space_prefix=flag(meta, "tokenizer.ggml.add_space_prefix", is_spm),
-            meta=meta,
+            merges=[] if is_spm else strings(meta, "tokenizer.ggml.merges"),
+            scores=_scores(meta, len(tokens)),
+            name=string(meta, "general.name") or "",
+            arch=string(meta, "general.architecture") or "",
+            chat_template=string(meta, "tokenizer.chat_template"),
         )
-
-    @cached_property
-    def scores(self) -> F32Array:
-        """Merge scores (n_vocab,), higher first; zeros where the file has none."""
-        scores = numbers(self.meta, "tokenizer.ggml.scores", len(self.tokens))
-        if scores is None:
-            return np.zeros(len(self.tokens), np.float32)
-        if np.isnan(scores).any():
-            raise TokenizerError(f"'tokenizer.ggml.scores' is NaN for token {int(np.isnan(scores).argmax())}")
-        # note: the smallest float stands for -inf, which the merge loop keeps for "no such token"
-        return np.maximum(scores.astype(np.float32), np.finfo(np.float32).min)
 
     @cached_property
     def matchable(self) -> AnyArray:
@@ -108,3 +109,13 @@ def _default_ids(model: str, pre: str) -> SpecialIds:
         return SpecialIds(bos=1, eos=2, unk=0)
     # differs from llama.cpp: no BOS or EOS where a BPE file names none, because its default of 11 is Falcon's
     return SpecialIds(bos=11, eos=11) if pre == "falcon" else SpecialIds()
+
+
+def _scores(meta: Metadata, n_vocab: int) -> F32Array:
+    scores = numbers(meta, "tokenizer.ggml.scores", n_vocab)
+    if scores is None:
+        return np.zeros(n_vocab, np.float32)
+    if np.isnan(scores).any():
+        raise TokenizerError(f"'tokenizer.ggml.scores' is NaN for token {int(np.isnan(scores).argmax())}")
+    # note: the smallest float stands for -inf, which the merge loop keeps for "no such token"
+    return np.maximum(scores.astype(np.float32), np.finfo(np.float32).min)
