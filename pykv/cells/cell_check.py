@@ -12,10 +12,10 @@ import numpy as np
 from pykv.typing import NO_POS, POS_INF
 
 if TYPE_CHECKING:
-    from pykv.cells.kv_cells import KVCells
+    from pykv.cells.cell_table import CellTable
 
 
-def check_cells(cells: KVCells) -> None:
+def check_cells(cells: CellTable) -> None:
     """Compare every cached figure with a recount.
 
     Raises
@@ -29,7 +29,7 @@ def check_cells(cells: KVCells) -> None:
         _check_ends(cells, s)
 
 
-def _check_used(cells: KVCells) -> None:
+def _check_used(cells: CellTable) -> None:
     pos, used = cells.pos, np.flatnonzero(cells.pos != NO_POS)
     assert (pos >= NO_POS).all(), f"cell {pos.argmin()} has position {pos.min()}"
     assert (pos < POS_INF).all(), f"cell {pos.argmax()} has position {pos.max()}, the open end"
@@ -42,7 +42,7 @@ def _check_used(cells: KVCells) -> None:
     assert cells.has_shift or not cells.shift.any(), "shifts are recorded but has_shift is unset"
 
 
-def _check_owners(cells: KVCells) -> None:
+def _check_owners(cells: CellTable) -> None:
     owners = np.zeros(cells.n, np.int16)
     for s in cells.known:
         owners += cells.member(s)
@@ -52,7 +52,7 @@ def _check_owners(cells: KVCells) -> None:
     assert stray.size == 0, f"empty cells {stray} have owners"
 
 
-def _check_ends(cells: KVCells, s: int) -> None:
+def _check_ends(cells: CellTable, s: int) -> None:
     held = cells.pos[cells.member(s)]
     lo, hi = (int(held.min()), int(held.max())) if held.size else (NO_POS, NO_POS)
     assert cells.seq_n_cells(s) == held.size, f"sequence {s}: count {cells.seq_n_cells(s)}, cells {held.size}"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pykv.batch.ubatch import UBatch
-from pykv.cells.kv_cells import NO_TOKEN
+from pykv.cells.cell_table import NO_TOKEN
 from pykv.cells.slot import SlotInfo
 from pykv.cells.streams import CellStreams
 from pykv.errors import BatchError, ParamError
@@ -23,8 +23,8 @@ _MAX_DISTANCE = 128
 def relative_bucket(p0: ArrayLike, p1: ArrayLike, n_buckets: int, *, bidirectional: bool) -> I32Array:
     """Return the bucket of keys at `p0` seen from queries at `p1`; the arguments broadcast.
 
-    Small distances have a bucket each, larger ones share them on a logarithmic scale (T5, arXiv:1910.10683). With `bidirectional`
-    half of the buckets are for later keys; else those count as distance 0.
+    Small distances have a bucket each, larger ones share them on a logarithmic scale (T5, arXiv:1910.10683).
+    With `bidirectional` half of the buckets are for later keys; else those count as distance 0.
     """
     delta = np.asarray(p1, np.int64) - np.asarray(p0, np.int64)
     n = n_buckets // 2 if bidirectional else n_buckets

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pykv.batch.ubatch import UBatch
-from pykv.cells.kv_cells import NO_TOKEN, CellSnapshot, KVCells
+from pykv.cells.cell_table import NO_TOKEN
+from pykv.cells.kv_cells import CellSnapshot, KVCells
 from pykv.cells.seq_cells import ends
 from pykv.errors import ParamError
 from pykv.typing import NO_POS, POS_INF, I32Array, I64Array

@@ -15,7 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from pykv.batch.ubatch import UBatch
-from pykv.cells.kv_cells import NO_TOKEN, KVCells
+from pykv.cells.cell_table import NO_TOKEN
+from pykv.cells.kv_cells import KVCells
 from pykv.cells.placing import Journal, Part, check_positions, check_writable, place
 from pykv.cells.ranges import clip_range
 from pykv.cells.slot import SlotInfo, find_slot

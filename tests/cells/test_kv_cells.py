@@ -175,6 +175,19 @@ def test_reset_and_resize_start_over() -> None:
     cells.check()
 
 
+def test_questions_about_single_cells() -> None:
+    cells = filled(4, 3)
+    cells.seq_add(np.int64(1), 5)
+    assert (cells.owners(0), cells.owners(1), cells.owners(3)) == ((0,), (0, 5), ())
+    assert cells.owner(0) == 0
+    for i in (1, 3):
+        with pytest.raises(ParamError, match=f"i = {i}"):
+            cells.owner(i)
+    assert cells.pos_in([0, 1, 2, 3], 0, 2).tolist() == [True, True, False, False]
+    cells.pos_set(np.int64(3), np.int32(9))
+    assert cells.pos_in(3, 9, 10).tolist() == [True]
+
+
 BROKEN: dict[str, Callable[[KVCells], Any]] = {
     "set an occupied cell": lambda c: c.pos_set([5, 1], 3),
     "set a negative position": lambda c: c.pos_set(5, -1),

@@ -1,0 +1,227 @@
+"""The arrays of one stream of cells, and what can be read from them.
+
+`KVCells` adds what changes cells one by one. Source: spec cells.md section 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pykv.cells.seq_cells import SeqCells, ends
+from pykv.errors import ParamError, SequenceError
+from pykv.typing import MAX_SEQ, NO_POS, POS_INF, AnyArray, BoolArray, I32Array, I64Array
+
+Cells = int | Sequence[int] | I64Array
+"""One cell index, or several distinct ones in any order."""
+
+NO_TOKEN = -1
+
+
+class CellTable:
+    """State of the `n` cells of one stream, with figures that are cached and recounted only when asked for.
+
+    Attributes
+    ----------
+    n : number of cells.
+    pos : (n,) position, -1 = empty.
+    shift : (n,) position delta since the last `reset_shift`.
+    ext_x, ext_y, ext_tok : (n,) column, row and token of occupied cells.
+    n_owners : (n,) number of sequences of the cell; an occupied cell may have none (whole-state restore).
+    has_shift : whether positions moved since the last `reset_shift`, also if the moved cells are gone.
+    n_used : number of occupied cells.
+
+    The arrays are read-only views that follow every change.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.resize(n)
+
+    # whole stream
+
+    def resize(self, n: int) -> None:
+        """Start over with `n` empty cells. Earlier views no longer follow."""
+        if n < 1:
+            raise ParamError(f"n = {n}: a stream needs at least 1 cell")
+        self.n = n
+        self._pos, self._shift, self._ext_x, self._ext_y, self._ext_tok = (np.empty(n, np.int32) for _ in range(5))
+        self._n_owners = np.empty(n, np.int16)
+        self._seqs: dict[int, SeqCells] = {}
+        self.pos, self.shift = _read_only(self._pos), _read_only(self._shift)
+        self.ext_x, self.ext_y, self.ext_tok = map(_read_only, (self._ext_x, self._ext_y, self._ext_tok))
+        self.n_owners = _read_only(self._n_owners)
+        self._nobody = _read_only(np.zeros(n, np.bool_))
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty every cell and forget pending shifts."""
+        self._pos.fill(NO_POS)
+        self._ext_tok.fill(NO_TOKEN)
+        for zeroed in (self._shift, self._ext_x, self._ext_y, self._n_owners):
+            zeroed.fill(0)
+        for seq in self._seqs.values():
+            seq.clear()
+        self.has_shift = False
+        self.n_used = 0
+        self._end, self._end_stale = 0, False
+
+    def reset_shift(self) -> None:
+        """Forget pending shifts: the keys have been moved."""
+        self._shift.fill(0)
+        self.has_shift = False
+
+    # questions
+
+    @property
+    def used_min(self) -> int:
+        """Smallest occupied index, 0 if there is none."""
+        return int((self._pos != NO_POS).argmax()) if self.n_used else 0
+
+    @property
+    def used_max_p1(self) -> int:
+        """Largest occupied index + 1, 0 if there is none."""
+        if self._end_stale:
+            self._end, self._end_stale = _end_of_used(self._pos[: self._end]), False
+        return self._end
+
+    def pos_min(self, s: int) -> int:
+        """Return the smallest position of a sequence, -1 without cells."""
+        seq = self._seqs.get(s)
+        return seq.pos_min(self._pos[: self._end], seq.count == self.n_used) if seq else self._absent(s)
+
+    def pos_max(self, s: int) -> int:
+        """Return the largest position of a sequence, -1 without cells."""
+        seq = self._seqs.get(s)
+        return seq.pos_max(self._pos[: self._end], seq.count == self.n_used) if seq else self._absent(s)
+
+    def member(self, s: int) -> BoolArray:
+        """Return (n,) whether each cell belongs to a sequence: a read-only view, valid until a change."""
+        seq = self._seqs.get(s)
+        if seq is None:
+            self._absent(s)
+            return self._nobody
+        return seq.view
+
+    def seq_n_cells(self, s: int) -> int:
+        """Return the number of cells of a sequence."""
+        seq = self._seqs.get(s)
+        return seq.count if seq else self._absent(s) + 1
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """Ids of all sequences that have had cells since `resize`."""
+        return tuple(self._seqs)
+
+    def sequences(self) -> tuple[int, ...]:
+        """Return the ids of all sequences that have cells, ascending."""
+        return tuple(sorted(s for s, seq in self._seqs.items() if seq.count))
+
+    def owners(self, i: int) -> tuple[int, ...]:
+        """Return the ids of the sequences that cell `i` belongs to, ascending."""
+        self._distinct(i)
+        return tuple(s for s in self.sequences() if self._seqs[s].row[i])
+
+    def owner(self, i: int) -> int:
+        """Return the id of the only sequence of cell `i`."""
+        ids = self.owners(i)
+        if len(ids) != 1:
+            raise ParamError(f"i = {i}: the cell has {len(ids)} owners, not 1")
+        return ids[0]
+
+    def pos_in(self, idxs: Cells, p0: int, p1: int) -> BoolArray:
+        """Return (k,) whether cells hold a position of ``[p0, p1)``."""
+        pos = self._pos[self._distinct(idxs)[0]]
+        return (pos >= p0) & (pos < p1)
+
+    def find(self, s: int | None, p0: int, p1: int) -> I64Array:
+        """Return the cells with ``p0 <= pos < p1``, ascending; with `s`, only those of that sequence.
+
+        `p0` is at least 0, so empty cells never count.
+        """
+        pos = self._pos[: self._end]
+        lo, hi = (self.pos_min(s), self.pos_max(s)) if s is not None else (0, POS_INF)
+        if p0 > hi or p1 <= lo:
+            return np.empty(0, np.int64)
+        inside = pos != NO_POS if s is None else self.member(s)[: self._end]
+        if p0 > lo:
+            inside = inside & (pos >= p0)
+        if p1 <= hi:
+            inside = inside & (pos < p1)
+        return _true_indices(inside)
+
+    def seq_pos_tok_le(self, s: int, p: int) -> int:
+        """Return the token at the last position <= `p` of a sequence, -1 if there is none.
+
+        Of several cells at that position the one with the highest index counts.
+        """
+        return int(self.tokens_le(s, np.array([p]))[0])
+
+    def tokens_le(self, s: int, p: I32Array | I64Array) -> I32Array:
+        """Answer `seq_pos_tok_le` for (k,) positions at once: (k,) tokens."""
+        pos, row = self._pos[: self._end], self.member(s)[: self._end]
+        lo, hi = ends(p)
+        below = pos[row & (pos <= lo)]
+        first = below.max() if below.size else 0
+        near = np.flatnonzero(row & (pos >= first) & (pos <= hi))
+        near = near[np.argsort(pos[near], kind="stable")]
+        last = np.searchsorted(pos[near], p, side="right") - 1
+        toks = np.append(self._ext_tok[near], np.int32(NO_TOKEN))  # index -1 = no such cell
+        return np.asarray(toks[last], np.int32)
+
+    # mechanism
+
+    def _distinct(self, idxs: Cells) -> tuple[I64Array, int, int]:
+        """Return `idxs` as an array, with the smallest and the largest of them."""
+        arr = np.asarray(idxs, np.int64)
+        if arr.ndim == 0:
+            arr = arr.reshape(1)
+        if arr.size == 0:
+            return arr, 0, -1
+        lo, hi = ends(arr)
+        if lo < 0 or hi >= self.n:
+            raise ParamError(f"idxs: cell {lo if lo < 0 else hi} is outside 0 to {self.n - 1}")
+        ascending = arr.size == 1 or np.count_nonzero(arr[1:] > arr[:-1]) == arr.size - 1
+        if not ascending and np.unique(arr).size != arr.size:
+            raise ParamError(f"idxs: {arr} names a cell twice")
+        return arr, lo, hi
+
+    def _occupied(self, idxs: Cells) -> I64Array:
+        arr, _, _ = self._distinct(idxs)
+        if arr.size and ends(self._pos[arr])[0] == NO_POS:
+            raise ParamError(f"idxs: cells {arr[self._pos[arr] == NO_POS]} are empty")
+        return arr
+
+    @staticmethod
+    def _absent(s: int) -> int:
+        """Return the position of a sequence without cells, if there can be such a sequence."""
+        if not 0 <= s < MAX_SEQ:
+            raise SequenceError(f"seq_id = {s}: a stream tells 0 to {MAX_SEQ - 1} apart")
+        return NO_POS
+
+
+def _end_of_used(pos: I32Array) -> int:
+    """Return the largest occupied index + 1, looking back in growing blocks: the end rarely moves far."""
+    end, block = pos.size, 64
+    while end > 0:
+        start = max(0, end - block)
+        used = np.flatnonzero(pos[start:end] != NO_POS)
+        if used.size:
+            return start + int(used[-1]) + 1
+        end, block = start, 4 * block
+    return 0
+
+
+def _true_indices(flags: BoolArray) -> I64Array:
+    """Return where flags are set. Finds both ends first: that is ten times faster than listing what lies between."""
+    start = int(flags.argmax()) if flags.size else 0
+    if flags.size == 0 or not flags[start]:
+        return np.empty(0, np.int64)
+    stop = flags.size - int(flags[::-1].argmax())
+    return np.flatnonzero(flags[start:stop]) + start
+
+
+def _read_only(array: AnyArray) -> AnyArray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
