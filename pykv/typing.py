@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,11 @@ I32Array = NDArray[np.int32]
 I64Array = NDArray[np.int64]
 F32Array = NDArray[np.float32]
 AnyArray = NDArray[Any]
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Tell whether a value is an int and no bool, which Python counts among them."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class PositionSource(Protocol):

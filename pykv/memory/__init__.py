@@ -4,7 +4,7 @@ from pykv.memory.attention import AttentionPath, AttentionPlan
 from pykv.memory.base import Memory, MemoryContext, UpdateStatus
 from pykv.memory.kv_cache import KVCache
 from pykv.memory.kv_graph import KVGraph, KVShape
-from pykv.memory.kv_plan import KV_TYPES, KVPlan, KVSettings, kv_type
+from pykv.memory.kv_plan import KV_TYPES, KVPlan, KVSettings
 from pykv.memory.spec import LayerSpec, MemorySpec
 
 __all__ = [
@@ -21,5 +21,4 @@ __all__ = [
     "MemoryContext",
     "MemorySpec",
     "UpdateStatus",
-    "kv_type",
 ]

@@ -65,8 +65,11 @@ class Context:
         spec = model.architecture.memory_spec(resolved.rope)
         # rows of equal width take the same bytes in both layouts: no need to measure which one it will be
         is_even = len({layer.n_embd_v for layer in spec.layers}) == 1
-        path = AttentionPath.FLASH if is_even and resolved.flash_attn == "auto" else _attention_path(model, resolved)
-        return KVCache.plan(spec, _kv_settings(resolved, AttentionPlan.of(path)), place=_kv_places(model, resolved))
+        if is_even and resolved.flash_attn == "auto":
+            attention = AttentionPlan.of(AttentionPath.FLASH)
+        else:
+            attention = _attention_plan(model, resolved)
+        return KVCache.plan(spec, _kv_settings(resolved, attention), place=_kv_places(model, resolved))
 
     # decode
 

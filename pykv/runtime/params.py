@@ -13,7 +13,7 @@ from pykv.errors import ParamError
 from pykv.ggml import DType
 from pykv.ggml.backend import MAX_THREADS
 from pykv.log import logger
-from pykv.memory import kv_type
+from pykv.memory.kv_plan import kv_type
 from pykv.models import ContextRope, HParams, RopeRequest, derive_rope
 from pykv.typing import MAX_SEQ, is_whole
 
