@@ -1,8 +1,15 @@
+#define _DEFAULT_SOURCE // madvise
+
 #include "shim.h"
 
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#ifndef _WIN32
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
 
 #ifndef PYKV_GGML_VERSION
 #error "PYKV_GGML_VERSION comes from CMake"
@@ -78,6 +85,7 @@ void * pykv_threadpool_new(ggml_backend_t backend, int n_threads) {
         return NULL;
     }
     struct ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+    params.poll = 1; // of 100: spin for about two milliseconds, which covers the time between two tokens, then sleep
     return make(&params);
 }
 
@@ -139,6 +147,20 @@ bool pykv_interrupt_restore(void) {
     swap_back();
     interrupt_flag = NULL;
     return interrupted != 0;
+}
+
+// ---- memory ------------------------------------------------------------------------------------------------------
+
+void pykv_advise_large_pages(void * start, size_t n_bytes) {
+#ifdef MADV_HUGEPAGE
+    const uintptr_t page = (uintptr_t) sysconf(_SC_PAGESIZE);
+    const uintptr_t first = ((uintptr_t) start + page - 1) / page * page;
+    const uintptr_t end = ((uintptr_t) start + n_bytes) / page * page;
+    if (first < end) madvise((void *) first, end - first, MADV_HUGEPAGE); // advice only: a refusal costs nothing
+#else
+    (void) start;
+    (void) n_bytes;
+#endif
 }
 
 // ---- gguf --------------------------------------------------------------------------------------------------------

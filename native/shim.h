@@ -28,6 +28,9 @@ void pykv_threadpool_free(ggml_backend_t backend, void * pool);
 bool pykv_interrupt_defer(int32_t * flag);
 bool pykv_interrupt_restore(void);
 
+// ask the system for large pages before memory is first touched: transposed V is read with long strides, a page each
+void pykv_advise_large_pages(void * start, size_t n_bytes);
+
 // copy a string array into `out`, one after the other, with the end offset of each in `ends`;
 // returns the bytes needed, and copies nothing when `capacity` is smaller
 int64_t pykv_gguf_join_strings(const struct gguf_context * ctx, int64_t key_id, char * out, int64_t * ends,

@@ -14,6 +14,8 @@ void pykv_threadpool_free(ggml_backend_t backend, void * pool);
 bool pykv_interrupt_defer(int32_t * flag);
 bool pykv_interrupt_restore(void);
 
+void pykv_advise_large_pages(void * start, size_t n_bytes);
+
 int64_t pykv_gguf_join_strings(const struct gguf_context * ctx, int64_t key_id, char * out, int64_t * ends,
                                int64_t capacity);
 

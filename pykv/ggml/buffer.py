@@ -74,6 +74,8 @@ class Buffer(Owner):
         if ptr == ffi.NULL:
             raise AllocError(f"{purpose}: {buffer_type.name} has no room for {n_bytes} bytes")
         buffer = cls(ptr, arena)
+        if buffer.is_host:
+            lib.pykv_advise_large_pages(lib.ggml_backend_buffer_get_base(ptr), buffer.nbytes)
         buffer.clear()
         return buffer
 
