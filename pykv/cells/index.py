@@ -5,6 +5,8 @@ Source: spec kv_cache.md section 8; follows llama.cpp's ``set_input_k_idxs`` and
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from pykv.cells.slot import SlotInfo
@@ -27,6 +29,13 @@ def element_indices(slot: SlotInfo, n_cells: int, n_embd_v: int) -> I64Array:
 
     `n_cells` counts the cells of one stream, `n_embd_v` the values of the widest V row of all layers.
     """
-    base = np.asarray(slot.streams, np.int64) * (n_cells * n_embd_v)
-    first = (slot.idxs + base[:, None]).reshape(-1, 1)
-    return (first + np.arange(n_embd_v) * n_cells).reshape(-1)
+    first = slot.idxs
+    if slot.streams != (0,):
+        first = first + np.asarray(slot.streams, np.int64)[:, None] * (n_cells * n_embd_v)
+    return (first.reshape(-1, 1) + _channels(n_cells, n_embd_v)).reshape(-1)
+
+
+@lru_cache(maxsize=8)
+def _channels(n_cells: int, n_embd_v: int) -> I64Array:
+    """Return (n_embd_v,) where each channel of one stream begins; the same for every token of a cache."""
+    return np.arange(n_embd_v) * n_cells
