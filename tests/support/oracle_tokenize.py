@@ -30,7 +30,7 @@ class Vocabulary:
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
 
     def encode(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        room = len(raw) + 8
+        room = 4 * len(raw) + 8  # a stray byte becomes three, an escaped space too
         ids = (llama_cpp.llama_token * room)()
         n = llama_cpp.llama_tokenize(self._vocab, raw, len(raw), ids, room, add_special, parse_special)
         assert n >= 0, n
