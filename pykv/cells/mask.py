@@ -194,7 +194,9 @@ class _Queries:
 
     def _visible_block(self, cells: KVCells, cols: I64Array) -> BoolArray:
         pos = cells.pos[cols]
-        seen: BoolArray = (pos >= _column(self.lo)) & (pos <= _column(self.hi))
+        seen: BoolArray = pos <= _column(self.hi)
+        if self.lo.any():
+            seen &= pos >= _column(self.lo)
         if self.xy is not None:
             x, y = cells.ext_x[cols], cells.ext_y[cols]
             x1, y1 = map(_column, self.xy)
