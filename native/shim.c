@@ -101,6 +101,30 @@ void pykv_threadpool_free(ggml_backend_t backend, void * pool) {
     if (release && pool) release((struct ggml_threadpool *) pool);
 }
 
+// ---- graphs ------------------------------------------------------------------------------------------------------
+
+static bool fits(const struct ggml_tensor * tensor, ggml_backend_dev_t * devices, int n_devices) {
+    const struct ggml_tensor * home = tensor->view_src ? tensor->view_src : tensor;
+    ggml_backend_buffer_type_t kind = home->buffer ? ggml_backend_buffer_get_type(home->buffer) : NULL;
+    for (int i = 0; i < n_devices; ++i) {
+        if (kind && !ggml_backend_dev_supports_buft(devices[i], kind)) continue;
+        if (ggml_backend_dev_supports_op(devices[i], tensor)) return true;
+    }
+    return false;
+}
+
+struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices, int n_devices) {
+    const int n_nodes = ggml_graph_n_nodes(graph);
+    for (int i = 0; i < n_nodes; ++i) {
+        struct ggml_tensor * node = ggml_graph_node(graph, i);
+        for (int j = 0; j < GGML_MAX_SRC; ++j) {
+            if (node->src[j] && !fits(node->src[j], devices, n_devices)) return node->src[j];
+        }
+        if (!fits(node, devices, n_devices)) return node;
+    }
+    return NULL;
+}
+
 // ---- Ctrl-C ------------------------------------------------------------------------------------------------------
 
 static volatile sig_atomic_t interrupted;

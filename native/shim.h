@@ -12,7 +12,7 @@ size_t pykv_built_tensor_overhead(void);
 // a fatal ggml assertion: write the message to stderr and let the process die
 void pykv_install_abort_hook(void);
 
-// pass ggml's log lines to pykv_on_log, which cffi generates and Python implements
+// pass ggml's log lines to pykv_log_to_python, which cffi generates and Python implements
 void pykv_install_log(void);
 void pykv_remove_log(void);
 
@@ -22,6 +22,9 @@ bool pykv_backend_watch_cancel(ggml_backend_t backend, int32_t * flag);
 void * pykv_threadpool_new(ggml_backend_t backend, int n_threads);
 bool pykv_backend_set_threadpool(ggml_backend_t backend, void * pool);
 void pykv_threadpool_free(ggml_backend_t backend, void * pool);
+
+// return the first node, or operand of one, that none of the devices can run where its data lies; NULL if all fit
+struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices, int n_devices);
 
 // hold back Ctrl-C while a batch is computed: it sets *flag instead; false where it is ignored or cannot be held.
 // restore returns whether it came in between

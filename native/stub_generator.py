@@ -47,8 +47,7 @@ def functions(text: str) -> list[str]:
             continue
         result, name, params = match.groups()
         args = []
-        for param in ([] if params.strip() == "void" else params.split(",")):
-            c_type, arg = re.match(r"\s*(.+?[ *])(\w+)\s*$", param, flags=re.S).groups()
+        for c_type, arg in re.findall(r"\s*([^,]+?[ *])(\w+)\s*(?:,|$)", params):
             args.append(f"{arg}: {python_type(c_type)}")
         signature = ", ".join(["self", *args, "/"] if args else ["self"])
         lines.append(f"    def {name}({signature}) -> {python_type(result)}: ...")

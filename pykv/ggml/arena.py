@@ -1,67 +1,187 @@
-"""Arena: a ggml context that holds tensor headers, never data, with a budget that cannot be overrun."""
+"""Arena: a ggml context that holds tensor headers, never data, with a budget that cannot be overrun.
+
+It also knows what its tensors stand on: operands borrowed from other arenas, and who gave them memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pykv._native import ffi, lib
-from pykv.errors import AllocError, TensorError
+from pykv.errors import AllocError, TensorError, UseAfterCloseError
+from pykv.ggml.grant import Grant
 from pykv.ggml.owner import Owner
 from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType
 
-MAX_NAME = int(lib.GGML_MAX_NAME) - 1
+if TYPE_CHECKING:
+    from pykv.ggml.buffer import Buffer
+
+_MAX_COUNT = 2**31 - 1  # ggml counts nodes in an int
+_ALIGNMENT = 64
+_new_pool = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Arena(Owner):
     """Room for `n_tensors` tensor headers and, if `graph_size` is given, one graph of that many nodes.
 
     Tensors keep their arena alive. ggml would end the process when its pool overflows; an arena raises.
+
+    Attributes
+    ----------
+    n_used : tensors made so far.
+    epoch : how often `reset` was called; tensors of an earlier one are gone.
+    has_graph : whether its one graph was made.
+    grant : the scheduler's memory that tensors outside buffers lie in, None before there is one.
     """
 
     def __init__(self, n_tensors: int, graph_size: int = 0) -> None:
-        if n_tensors < 1 or graph_size < 0:
-            raise TensorError(f"n_tensors={n_tensors} and graph_size={graph_size} must be positive")
+        if not 1 <= n_tensors <= _MAX_COUNT or not 0 <= graph_size <= _MAX_COUNT:
+            raise TensorError(f"n_tensors={n_tensors} and graph_size={graph_size} must lie in 1..{_MAX_COUNT}")
         n_bytes = n_tensors * lib.ggml_tensor_overhead()
         if graph_size:
             n_bytes += lib.ggml_graph_overhead_custom(graph_size, False)
-        params = ffi.new("struct ggml_init_params *", {"mem_size": n_bytes, "mem_buffer": ffi.NULL, "no_alloc": True})
-        ptr = lib.ggml_init(params[0])
-        if ptr == ffi.NULL:
-            raise AllocError(f"no memory for an arena of {n_tensors} tensors ({n_bytes} bytes)")
-        self.n_tensors, self.n_used, self.graph_size = n_tensors, 0, graph_size
-        self._own(ptr, lib.ggml_free)
+        # note: ggml ends the process when it finds no memory for a pool of its own
+        try:
+            pool = _new_pool("char[]", n_bytes + _ALIGNMENT)
+        except (MemoryError, OverflowError) as error:
+            raise AllocError(f"no memory for an arena of {n_tensors} tensors ({n_bytes} bytes)") from error
+        start = -int(ffi.cast("uintptr_t", pool)) % _ALIGNMENT
+        params = {"mem_size": n_bytes, "mem_buffer": pool + start, "no_alloc": True}
 
-    def take(self) -> Any:
-        """Count one more tensor and return the C context to make it in."""
-        if self.n_used >= self.n_tensors:
-            raise TensorError(f"the arena is full: its budget is {self.n_tensors} tensors")
-        ptr = self.ptr
-        self.n_used += 1
-        return ptr
+        def free(context: Any, pool: Any = pool) -> None:
+            # the pool is named here to outlive the context
+            lib.ggml_free(context)
 
-    def tensor(self, dtype: DType, ne: tuple[int, ...], name: str = "") -> Tensor:
+        self.n_tensors, self.graph_size, self.epoch = n_tensors, graph_size, 0
+        self._clear()
+        self._own(lib.ggml_init(ffi.new("struct ggml_init_params *", params)[0]), free)
+
+    def _clear(self) -> None:
+        self.n_used = self.n_leaves = self.n_placed = 0
+        self.has_graph = False
+        self.grant: Grant | None = None
+        self._n_allocated = 0
+        self._buffers: list[weakref.ref[Buffer]] = []
+        self._borrowed: dict[Tensor, None] = {}
+
+    # tensors
+
+    def tensor(self, dtype: DType, ne: Sequence[int], name: str = "") -> Tensor:
         """Return a new tensor without data, `[ne0, ne1, ne2, ne3]`, trailing ones left out at will.
 
         Raises
         ------
-        TensorError : a dim below one, more than four dims, or a first dim that is no whole number of blocks.
+        TensorError : a dim below one, more than four dims, more bytes than an int64 counts, or a first dim that is
+            no whole number of blocks.
         """
         if not 1 <= len(ne) <= 4 or min(ne) < 1:
-            raise TensorError(f"ne={ne}: one to four dims, each at least 1")
-        dtype.row_size(ne[0])
-        raw = lib.ggml_new_tensor(self.take(), dtype, len(ne), ffi.new("int64_t[4]", ne))
+            raise TensorError(f"ne={list(ne)}: one to four dims, each at least 1")
+        dtype.check_size(ne)
+        self._check_room()
+        raw = lib.ggml_new_tensor(self.ptr, dtype, len(ne), ffi.new("int64_t[4]", list(ne)))
+        self.n_used += 1
+        self.n_leaves += 1
         tensor = Tensor(raw, self)
         return tensor.named(name) if name else tensor
 
-    def reset(self) -> None:
-        """Forget all tensors and the graph, keep the memory. Tensors made before must not be used again."""
-        lib.ggml_reset(self.ptr)
-        self.n_used = 0
+    def node(
+        self,
+        function: Callable[..., Any],
+        operands: Sequence[Tensor | None],
+        *numbers: float,
+        view_of: Tensor | None = None,
+    ) -> Tensor:
+        """Return the tensor that a C function of ggml makes of operands, then numbers. The operands were checked.
 
-    def __iter__(self) -> Iterator[Tensor]:
-        raw = lib.ggml_get_first_tensor(self.ptr)
-        while raw != ffi.NULL:
-            yield Tensor(raw, self)
-            raw = lib.ggml_get_next_tensor(self.ptr, raw)
+        `view_of` is the operand whose memory the result shares.
+        """
+        pointers = [ffi.NULL if operand is None else operand.ptr for operand in operands]
+        self._check_room()
+        for operand in operands:
+            if operand is not None and operand.arena is not self:
+                self.borrow(operand)
+        raw = function(self.ptr, *pointers, *numbers)
+        self.n_used += 1
+        return Tensor(raw, self, view_of, is_node=True)
+
+    def reset(self) -> None:
+        """Forget all tensors and the graph, keep the memory. Tensors made before refuse further use."""
+        lib.ggml_reset(self.ptr)
+        self.epoch += 1
+        self._clear()
+
+    def _check_room(self) -> None:
+        if self.n_used >= self.n_tensors:
+            raise TensorError(f"the arena is full: its budget is {self.n_tensors} tensors")
+
+    # what the tensors stand on
+
+    def borrow(self, tensor: Tensor) -> None:
+        """Note that nodes here read a tensor of another arena; keeps it alive.
+
+        Raises
+        ------
+        TensorError : it is computed there; the nodes of a graph share one arena.
+        """
+        if tensor.is_node:
+            raise TensorError(f"{tensor!r} is computed in another arena; all nodes of a graph share one")
+        self._borrowed[tensor] = None
+
+    @property
+    def n_borrowed(self) -> int:
+        """Tensors of other arenas that nodes here read."""
+        return len(self._borrowed)
+
+    def check_borrowed(self) -> list[Owner]:
+        """Return the arenas and buffers of everything borrowed, and the buffers here.
+
+        Raises
+        ------
+        UseAfterCloseError : one of them is closed.
+        TensorError : a borrowed tensor has no data.
+        """
+        lenders = dict.fromkeys(tensor.arena for tensor in self._borrowed)
+        incomplete = [arena for arena in lenders if arena.n_placed < arena.n_used]
+        for tensor in self._borrowed:
+            _ = tensor.ptr
+            if tensor.arena in incomplete:
+                tensor.check_data()
+        buffers = [buffer for arena in (self, *lenders) for buffer in arena.open_buffers()]
+        return [*lenders, *buffers]
+
+    def note_buffer(self, buffer: Buffer) -> None:
+        """Note a buffer that holds, or will hold, data of tensors here. Does not keep it alive."""
+        self._buffers.append(weakref.ref(buffer))
+
+    def note_allocated(self) -> None:
+        """Note that all tensors made so far have their data in buffers."""
+        self.n_placed = self._n_allocated = self.n_used
+
+    def open_buffers(self) -> list[Buffer]:
+        """Return the buffers noted.
+
+        Raises
+        ------
+        UseAfterCloseError : one of them is closed or gone.
+        """
+        buffers = [ref() for ref in self._buffers]
+        found = [buffer for buffer in buffers if buffer is not None and not buffer.closed]
+        if len(found) < len(buffers):
+            raise UseAfterCloseError("the buffer that holds the arena's tensors is closed")
+        return found
+
+    def check_home(self, tensor: Tensor) -> None:
+        """Raise unless the memory of a tensor made here is still there.
+
+        Raises
+        ------
+        UseAfterCloseError : its buffer or scheduler is closed.
+        TensorError : the scheduler has given the memory away.
+        """
+        self.open_buffers()
+        in_buffer = tensor.owner is not None or tensor.index < self._n_allocated
+        if not in_buffer and self.grant is not None:
+            self.grant.check()

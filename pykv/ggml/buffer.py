@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from pykv.ggml.tensor import Tensor
 
 
+PLACE_ALIGNMENT = 4
+"""Bytes at whose multiples tensors may be placed: what the kernels read at once at least."""
+
+
 @dataclass(frozen=True)
 class BufferType:
     """A kind of backend memory; equal when it is the same C object."""
@@ -51,8 +55,8 @@ class Buffer(Owner):
     Made by `allocate` (room for an arena's tensors) or `wrap` (memory that exists already).
     """
 
-    def __init__(self, ptr: Any, arena: Arena, memory: object = None) -> None:
-        self.arena = arena
+    def __init__(self, ptr: Any, arena: Arena, memory: object = None, *, is_read_only: bool = False) -> None:
+        self.arena, self.is_read_only = arena, is_read_only
         self._n_leases = 0
 
         def free(buffer: Any, memory: object = memory) -> None:
@@ -60,6 +64,7 @@ class Buffer(Owner):
             lib.ggml_backend_buffer_free(buffer)
 
         self._own(ptr, free, arena)
+        arena.note_buffer(self)
 
     @classmethod
     def allocate(cls, arena: Arena, buffer_type: BufferType, purpose: str) -> Buffer:
@@ -68,12 +73,20 @@ class Buffer(Owner):
         Raises
         ------
         AllocError : the memory cannot be had; the message names `purpose` and the bytes.
+        TensorError : no tensor needs memory, one is a view of a tensor without data, or a scheduler has given some
+            of them memory.
         """
+        if arena.grant is not None:
+            raise TensorError(f"{purpose}: the arena's tensors lie in a scheduler's memory")
+        arena.check_borrowed()
         n_bytes = buffer_type.alloc_size(arena)
+        if n_bytes == 0:
+            raise TensorError(f"{purpose}: the arena has no tensor that needs memory")
         ptr = lib.ggml_backend_alloc_ctx_tensors_from_buft(arena.ptr, buffer_type.ptr)
         if ptr == ffi.NULL:
             raise AllocError(f"{purpose}: {buffer_type.name} has no room for {n_bytes} bytes")
         buffer = cls(ptr, arena)
+        arena.note_allocated()
         if buffer.is_host:
             lib.pykv_advise_large_pages(lib.ggml_backend_buffer_get_base(ptr), buffer.nbytes)
         buffer.clear()
@@ -88,12 +101,17 @@ class Buffer(Owner):
         Raises
         ------
         AllocError : the device refuses.
+        TensorError : the memory is empty, or starts at an address that the device does not take.
         """
-        view = ffi.from_buffer(memory)
+        view, alignment = ffi.from_buffer(memory), device.buffer_type.alignment
+        if len(view) == 0 or int(ffi.cast("uintptr_t", view)) % alignment:
+            raise TensorError(f"memory of {len(view)} bytes: must not be empty and start at a multiple of {alignment}")
+        if not device.can_wrap_host_memory:
+            raise AllocError(f"{device.name} cannot use host memory in place")
         ptr = lib.ggml_backend_dev_buffer_from_host_ptr(device.ptr, view, len(view), max_tensor)
         if ptr == ffi.NULL:
             raise AllocError(f"{device.name} cannot use {len(view)} bytes of host memory in place")
-        return cls(ptr, arena, view)
+        return cls(ptr, arena, view, is_read_only=memoryview(memory).readonly)
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +126,14 @@ class Buffer(Owner):
         lib.ggml_backend_buffer_set_usage(self.ptr, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
 
     def clear(self) -> None:
-        """Set all bytes to zero."""
+        """Set all bytes to zero.
+
+        Raises
+        ------
+        TensorError : the memory is read-only.
+        """
+        if self.is_read_only:
+            raise TensorError("a buffer over read-only memory cannot be cleared")
         lib.ggml_backend_buffer_clear(self.ptr, 0)
 
     def place(self, tensor: Tensor, offset: int) -> None:
@@ -116,25 +141,38 @@ class Buffer(Owner):
 
         Raises
         ------
-        TensorError : it does not fit, is misaligned, or has data already.
+        TensorError : it does not fit, is misaligned, has data already, is a view, or is of another arena.
         """
+        if tensor.arena is not self.arena or tensor.is_allocated or tensor.base is not None:
+            raise TensorError(f"{tensor!r} has data already, is a view, or is of another arena")
+        n_bytes = int(lib.ggml_backend_buffer_get_alloc_size(self.ptr, tensor.ptr))
+        if offset < 0 or offset % PLACE_ALIGNMENT or offset + n_bytes > self.nbytes:
+            raise TensorError(
+                f"{tensor!r}: {n_bytes} bytes at {offset} leave a buffer of {self.nbytes} bytes, or do not start at a "
+                f"multiple of {PLACE_ALIGNMENT}"
+            )
         base = int(ffi.cast("uintptr_t", lib.ggml_backend_buffer_get_base(self.ptr)))
-        if tensor.is_allocated:
-            raise TensorError(f"{tensor!r} has data already")
-        if offset < 0 or offset + tensor.nbytes > self.nbytes:
-            raise TensorError(f"{tensor!r}: {tensor.nbytes} bytes at {offset} leave a buffer of {self.nbytes} bytes")
         status = lib.ggml_backend_tensor_alloc(self.ptr, tensor.ptr, ffi.cast("void *", base + offset))
         if status != lib.GGML_STATUS_SUCCESS:
             raise AllocError(f"{tensor!r} cannot be placed at byte {offset}")
         tensor.owner = self
+        self.arena.n_placed += 1
 
     def adopt(self, tensor: Tensor) -> Tensor:
-        """Note that this buffer holds the tensor's data; returns the tensor."""
+        """Note that this buffer holds the tensor's data, which then keeps the buffer alive; returns the tensor.
+
+        Raises
+        ------
+        TensorError : it has no data here.
+        """
+        _ = self.ptr
+        if tensor.arena is not self.arena or not tensor.is_allocated or tensor.owner not in (None, self):
+            raise TensorError(f"{tensor!r} has no data in this buffer")
         tensor.owner = self
         return tensor
 
     def host_view(self, tensor: Tensor) -> AnyArray:
-        """Return the tensor's data as a writable array without a copy, shape `ne` reversed.
+        """Return the tensor's data as an array without a copy, shape `ne` reversed; writable if the memory is.
 
         The array is a lease: while it or a view of it lives, `close` refuses.
 
@@ -143,12 +181,16 @@ class Buffer(Owner):
         TensorError : not in this buffer, not in host memory, not contiguous, or of a type that numpy lacks.
         """
         kind = tensor.dtype.numpy_dtype
-        if tensor.owner is not self or not self.is_host or not tensor.is_contiguous or kind is None:
+        home = tensor.base or tensor
+        if home.owner is not self or not self.is_host or not tensor.is_contiguous or kind is None:
             raise TensorError(f"{tensor!r} has no host view")
-        memory = ffi.buffer(tensor.raw.data, prod(tensor.ne) * kind.itemsize)
+        tensor.check_data()
+        memory = ffi.buffer(tensor.ptr.data, prod(tensor.ne) * kind.itemsize)
         self._n_leases += 1
         weakref.finalize(memory, self._end_lease)  # the bound method keeps the buffer alive
-        return np.frombuffer(memory, kind).reshape(tuple(reversed(tensor.ne)))
+        array = np.frombuffer(memory, kind).reshape(tuple(reversed(tensor.ne)))
+        array.flags.writeable = not self.is_read_only
+        return array
 
     def _end_lease(self) -> None:
         self._n_leases -= 1
@@ -160,6 +202,6 @@ class Buffer(Owner):
         ------
         ConcurrentUseError : host views of it are still alive.
         """
-        if self._n_leases:
+        if self._n_leases and not self.closed:
             raise ConcurrentUseError(f"the buffer has {self._n_leases} live host views; drop them before close()")
         super().close()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pykv._native import ffi, lib
-from pykv.errors import TensorError, UnsupportedOpError
+from pykv.errors import TensorError, UnsupportedOpError, UseAfterCloseError
 from pykv.ggml.arena import Arena
 from pykv.ggml.device import Device
 from pykv.ggml.tensor import Tensor
@@ -18,12 +18,18 @@ class Graph:
     def __init__(self, arena: Arena) -> None:
         if not arena.graph_size:
             raise TensorError("the arena was made without room for a graph")
-        self.arena = arena
+        if arena.has_graph:
+            raise TensorError("the arena holds a graph already; there is room for one")
+        self.arena, self._epoch = arena, arena.epoch
         self._raw = lib.ggml_new_graph_custom(arena.ptr, arena.graph_size, False)
+        arena.has_graph = True
 
     @property
     def ptr(self) -> Any:
+        """The C pointer; raises `UseAfterCloseError` when the arena is closed or was reset."""
         _ = self.arena.ptr
+        if self._epoch != self.arena.epoch:
+            raise UseAfterCloseError("the graph is gone: its arena was reset")
         return self._raw
 
     @property
@@ -35,12 +41,18 @@ class Graph:
 
         Raises
         ------
-        TensorError : the graph could overflow.
+        TensorError : the graph could overflow, has been allocated, or `tensor` is computed in another arena.
         """
-        # note: ggml ends the process on overflow; each tensor of the arena is at most one node or leaf
-        if self.arena.n_used > self.arena.graph_size:
-            raise TensorError(f"the graph's budget of {self.arena.graph_size} nodes is used up")
-        lib.ggml_build_forward_expand(self.ptr, tensor.ptr)
+        arena, pointers = self.arena, (self.ptr, tensor.ptr)
+        if arena.grant is not None:
+            raise TensorError("the graph has been allocated and cannot grow")
+        if tensor.arena is not arena:
+            arena.borrow(tensor)
+        # note: ggml ends the process on overflow; it counts nodes and leaves apart
+        n_leaves = arena.n_leaves + arena.n_borrowed
+        if max(arena.n_used - arena.n_leaves, n_leaves) > arena.graph_size:
+            raise TensorError(f"the graph's budget of {arena.graph_size} nodes is used up")
+        lib.ggml_build_forward_expand(*pointers)
 
     def nodes(self) -> Iterator[Any]:
         """Yield the nodes as C tensors, in the order of computation."""
@@ -49,15 +61,16 @@ class Graph:
             yield lib.ggml_graph_node(raw, i)
 
     def check_supported(self, devices: tuple[Device, ...]) -> None:
-        """Raise unless every node can run on one of the devices.
+        """Raise unless every node can run on one of the devices, where the data of its operands lies.
 
         Raises
         ------
         UnsupportedOpError : names the operation and the operands' types.
         """
-        for node in self.nodes():
-            if not any(device.supports_op(node) for device in devices):
-                what = ffi.string(lib.ggml_op_desc(node)).decode()
-                name = ffi.string(lib.ggml_get_name(node)).decode()
-                where = ", ".join(device.name for device in devices)
-                raise UnsupportedOpError(f"{what} (node {name!r}) cannot run on {where}")
+        pointers = ffi.new("ggml_backend_dev_t[]", [device.ptr for device in devices])
+        node = lib.pykv_graph_misfit(self.ptr, pointers, len(devices))
+        if node != ffi.NULL:
+            what = ffi.string(lib.ggml_op_desc(node)).decode()
+            name = ffi.string(lib.ggml_get_name(node)).decode(errors="replace")
+            where = ", ".join(device.name for device in devices)
+            raise UnsupportedOpError(f"{what} (node {name!r}) cannot run on {where}")

@@ -42,9 +42,16 @@ class Owner:
     _finalizer: weakref.finalize[Any, Any]
 
     def _own(self, ptr: Any, free: Callable[[Any], None], *parents: Owner) -> None:
-        claims = tuple(parent._claim for parent in parents if parent.ptr is not None)
-        self._claim = _Claim(ptr, free, claims)
+        if any(parent.closed for parent in parents):
+            free(ptr)
+            raise UseAfterCloseError(f"{type(self).__name__}: something that it stands on is closed")
+        self._claim = _Claim(ptr, free, tuple(parent._claim for parent in parents))
         self._finalizer = weakref.finalize(self, self._claim.release)
+
+    def lend_to(self, user: object) -> None:
+        """Keep the C object until `user` is gone, also if this is closed before."""
+        self._claim.holders += 1
+        weakref.finalize(user, self._claim.release)
 
     @property
     def ptr(self) -> Any:

@@ -5,24 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pykv._native import ffi, lib
-from pykv.errors import AllocError, ComputeCancelled, ComputeError
+from pykv.errors import AllocError, ComputeCancelled, ComputeError, ParamError, TensorError, UnsupportedOpError
 from pykv.ggml.backend import Backend
+from pykv.ggml.grant import Grant
 from pykv.ggml.graph import Graph
 from pykv.ggml.owner import Owner
 from pykv.ggml.tensor import Tensor
+
+MAX_BACKENDS = 16  # ggml-backend.cpp: GGML_SCHED_MAX_BACKENDS
+_MAX_NODES = 2**24
 
 
 class Sched(Owner):
     """A scheduler over backends in order of preference; the last one must be the CPU.
 
-    `stands_on` are the owners of what its graphs will read; they stay until the scheduler goes.
+    It serves graphs of at most `graph_size` nodes and as many leaves. `stands_on` are further owners of what its
+    graphs will read; they stay until the scheduler goes.
     """
 
     def __init__(self, backends: Sequence[Backend], graph_size: int, stands_on: Sequence[Owner] = ()) -> None:
-        self.backends = tuple(backends)
+        self.backends, self.graph_size = tuple(backends), graph_size
         self.devices = tuple(backend.device for backend in self.backends)
+        if not 1 <= len(self.backends) <= MAX_BACKENDS or self.devices[-1].kind != "cpu":
+            names = ", ".join(device.name for device in self.devices)
+            raise ParamError(f"backends=[{names}]: 1 to {MAX_BACKENDS} of them, the last one the CPU")
+        if not 1 <= graph_size <= _MAX_NODES:
+            raise ParamError(f"graph_size={graph_size} must lie in 1..{_MAX_NODES}")
+        self._graph: Graph | None = None
+        self._grant: Grant | None = None
+        self._pins: list[tuple[Tensor, Backend]] = []
+        self._reads: tuple[Owner, ...] = ()
         pointers = ffi.new("ggml_backend_t[]", [backend.ptr for backend in self.backends])
-        ptr = lib.ggml_backend_sched_new(pointers, ffi.NULL, len(self.backends), graph_size, False, True)
+        # note: ggml counts nodes and leaves in one table of this size and ends the process when it is full
+        ptr = lib.ggml_backend_sched_new(pointers, ffi.NULL, len(self.backends), 2 * graph_size, False, True)
         if ptr == ffi.NULL:
             raise AllocError(f"no scheduler for graphs of {graph_size} nodes")
         self._own(ptr, lib.ggml_backend_sched_free, *self.backends, *stands_on)
@@ -32,28 +47,59 @@ class Sched(Owner):
 
         Raises
         ------
+        UnsupportedOpError : a node runs on none of the backends.
         AllocError : the memory cannot be had.
         """
-        lib.ggml_backend_sched_reset(self.ptr)
+        self._prepare(graph)
         if not lib.ggml_backend_sched_reserve(self.ptr, graph.ptr):
             raise AllocError(f"{purpose}: no memory for the compute buffers")
 
     def allocate(self, graph: Graph) -> None:
-        """Give the graph's tensors memory. The graph allocated before must not be used again.
+        """Give the graph's tensors memory. The graph allocated before refuses further use.
 
         Raises
         ------
         UnsupportedOpError : a node runs on none of the backends.
         AllocError : the memory cannot be had.
+        TensorError : the graph has been allocated before, is too large, or reads a tensor without data.
         """
-        graph.check_supported(self.devices)
-        lib.ggml_backend_sched_reset(self.ptr)
+        reads = self._prepare(graph)
+        grant = Grant(self)
+        graph.arena.grant = grant  # also when it fails: some tensors may have been given memory
         if not lib.ggml_backend_sched_alloc_graph(self.ptr, graph.ptr):
             raise AllocError(f"no memory for a graph of {graph.n_nodes} nodes")
+        self._graph, self._grant, self._reads = graph, grant, reads
+
+    def _prepare(self, graph: Graph) -> tuple[Owner, ...]:
+        """Check a graph and drop the one before; return what it reads."""
+        _ = self.ptr, graph.ptr
+        arena = graph.arena
+        if arena.graph_size > self.graph_size:
+            raise TensorError(f"a graph of up to {arena.graph_size} nodes; the scheduler takes {self.graph_size}")
+        if arena.grant is not None:
+            raise TensorError("the graph has been allocated before; reset its arena and build it anew")
+        reads = arena.check_borrowed()
+        graph.check_supported(self.devices)
+        self.reset()
+        pins, self._pins = self._pins, []
+        for tensor, backend in pins:
+            lib.ggml_backend_sched_set_tensor_backend(self.ptr, tensor.ptr, backend.ptr)
+        return (arena, *reads)
 
     def reset(self) -> None:
-        """Forget the allocated graph."""
+        """Forget the allocated graph; its tensors refuse further use."""
         lib.ggml_backend_sched_reset(self.ptr)
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._grant is not None:
+            self._grant.is_current = False
+        self._graph, self._grant, self._reads = None, None, ()
+
+    def close(self) -> None:
+        """Free the compute memory once the arrays of its graph's inputs are gone."""
+        self._drop()
+        super().close()
 
     def compute(self, graph: Graph) -> None:
         """Run the allocated graph and wait for it.
@@ -62,18 +108,37 @@ class Sched(Owner):
         ------
         ComputeCancelled : the cancel flag was set.
         ComputeError : a backend failed.
+        TensorError : another graph is allocated, or none.
+        UseAfterCloseError : something that it reads is closed.
         """
-        status = lib.ggml_backend_sched_graph_compute(self.ptr, graph.ptr)
+        ptr, raw = self.ptr, graph.ptr
+        if graph is not self._graph:
+            raise TensorError("the graph is not the one that the scheduler has allocated")
+        for owner in self._reads:
+            _ = owner.ptr
+        status = lib.ggml_backend_sched_graph_compute(ptr, raw)
         if status == lib.GGML_STATUS_ABORTED:
             raise ComputeCancelled("the computation was cancelled")
         if status != lib.GGML_STATUS_SUCCESS:
             raise ComputeError(f"a backend failed to compute the graph (status {status})")
 
     def pin(self, tensor: Tensor, backend: Backend) -> None:
-        """Make a node of the graph to be allocated next run on one backend."""
-        lib.ggml_backend_sched_set_tensor_backend(self.ptr, tensor.ptr, backend.ptr)
+        """Make a node of the graph to be reserved or allocated next run on one backend.
+
+        Raises
+        ------
+        ParamError : the backend is not one of the scheduler's.
+        UnsupportedOpError : it cannot run the node.
+        """
+        _ = self.ptr
+        if backend not in self.backends:
+            raise ParamError(f"backend on {backend.device.name} is not one of the scheduler's")
+        if not backend.device.supports_op(tensor.ptr):
+            raise UnsupportedOpError(f"{tensor!r} cannot run on {backend.device.name}")
+        self._pins.append((tensor, backend))
 
     def synchronize(self) -> None:
+        """Wait for everything queued on the backends."""
         lib.ggml_backend_sched_synchronize(self.ptr)
 
     @property

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pykv._native import ffi, lib
-from pykv.errors import TensorError
+from pykv.errors import TensorError, UseAfterCloseError
 from pykv.ggml.types import DType, to_float
 from pykv.typing import AnyArray, F32Array
 
 if TYPE_CHECKING:
     from pykv.ggml.arena import Arena
-    from pykv.ggml.owner import Owner
+    from pykv.ggml.buffer import Buffer
 
 _NAME_BYTES = int(lib.GGML_MAX_NAME) - 1
 
@@ -27,16 +27,21 @@ class Tensor:
     ne : elements per dim.
     nb : byte stride per dim.
     owner : what keeps the data's buffer alive; None for tensors that a scheduler allocates.
+    base : the tensor whose memory this one shares, None if it has its own.
+    is_node : whether it is computed.
+    index : how many tensors its arena made before it.
     """
 
-    __slots__ = ("arena", "dtype", "nb", "ne", "owner", "raw")
+    __slots__ = ("arena", "base", "dtype", "epoch", "index", "is_node", "nb", "ne", "owner", "raw")
 
-    def __init__(self, raw: Any, arena: Arena) -> None:
+    def __init__(self, raw: Any, arena: Arena, view_of: Tensor | None = None, *, is_node: bool = False) -> None:
         self.raw, self.arena = raw, arena
         self.dtype = DType(raw.type)
         self.ne: tuple[int, int, int, int] = tuple(ffi.unpack(raw.ne, 4))
         self.nb: tuple[int, int, int, int] = tuple(ffi.unpack(raw.nb, 4))
-        self.owner: Owner | None = None
+        self.owner: Buffer | None = None
+        self.base: Tensor | None = None if view_of is None else view_of.base or view_of
+        self.is_node, self.index, self.epoch = is_node, arena.n_used - 1, arena.epoch
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.dtype.label}, {list(self.ne)})"
@@ -47,8 +52,10 @@ class Tensor:
 
     @property
     def ptr(self) -> Any:
-        """The C pointer; raises `UseAfterCloseError` when the arena is closed."""
+        """The C pointer; raises `UseAfterCloseError` when the arena is closed or was reset."""
         _ = self.arena.ptr
+        if self.epoch != self.arena.epoch:
+            raise UseAfterCloseError("the tensor is gone: its arena was reset")
         return self.raw
 
     @property
@@ -74,9 +81,34 @@ class Tensor:
         return True
 
     @property
+    def has_dense_rows(self) -> bool:
+        """Whether the elements of a row lie one after the other."""
+        return self.nb[0] == self.dtype.type_size
+
+    @property
     def is_allocated(self) -> bool:
-        raw = self.ptr
-        return bool(raw.data != ffi.NULL or (raw.view_src != ffi.NULL and raw.view_src.data != ffi.NULL))
+        """Whether it has been given memory, which may be closed by now; see `check_data`."""
+        return bool(self.ptr.data != ffi.NULL)
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the data lies in memory that must not be written, such as a mapped file."""
+        owner = (self.base or self).owner
+        return owner is not None and owner.is_read_only
+
+    def check_data(self) -> None:
+        """Raise unless the data can be reached.
+
+        Raises
+        ------
+        UseAfterCloseError : arena, buffer or scheduler are closed.
+        TensorError : it has no data yet, or the scheduler has given its memory to another graph.
+        """
+        home = self.base or self
+        _ = home.ptr
+        home.arena.check_home(home)
+        if not self.is_allocated:
+            raise TensorError(f"{self!r} has no data yet")
 
     def named(self, name: str) -> Tensor:
         """Set the name that logs and debuggers show; returns self."""
@@ -98,9 +130,10 @@ class Tensor:
 
         Raises
         ------
-        TensorError : no data yet, the array is not contiguous, or it does not fit.
+        TensorError : no data yet, the memory is read-only, the array is not contiguous, or it does not fit.
         """
         self._check_span(offset, array.nbytes, "array")
+        self._check_writable()
         if not array.flags.c_contiguous:
             raise TensorError("array is not C-contiguous")
         lib.ggml_backend_tensor_set(self.raw, ffi.from_buffer(array), offset, array.nbytes)
@@ -114,9 +147,11 @@ class Tensor:
         lib.ggml_backend_tensor_get(self.raw, target, offset, array.nbytes)
 
     def fill(self, value: int = 0) -> None:
-        """Set every byte of the data to `value`."""
-        self._check_span(0, self.nbytes, "fill")
-        lib.ggml_backend_tensor_memset(self.raw, value, 0, self.nbytes)
+        """Set every byte of the data to `value`, 0 to 255."""
+        if not 0 <= value <= 255:
+            raise TensorError(f"value={value} is no byte")
+        # note: not every backend has ggml's own memset
+        self.set(np.full(self.nbytes, value, np.uint8))
 
     def raw_bytes(self) -> AnyArray:
         """Return a copy of the data as uint8 of shape (nbytes,)."""
@@ -150,11 +185,12 @@ class Tensor:
         return to_float(self.dtype, self.raw_bytes(), self.n_elements).reshape(tuple(reversed(self.ne)))
 
     def _check_span(self, offset: int, n_bytes: int, what: str) -> None:
-        if self.owner is not None:
-            _ = self.owner.ptr  # raises when the buffer is closed
-        if not self.is_allocated:
-            raise TensorError(f"{self!r} has no data yet")
+        self.check_data()
         if offset < 0 or offset + n_bytes > self.nbytes:
             raise TensorError(
                 f"{what} of {n_bytes} bytes at offset {offset} leaves {self!r}, which has {self.nbytes} bytes"
             )
+
+    def _check_writable(self) -> None:
+        if self.is_read_only:
+            raise TensorError(f"{self!r} lies in read-only memory")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import cache
+from math import prod
 
 import numpy as np
 
 from pykv._native import ffi, lib
 from pykv.errors import ParamError, TensorError
 from pykv.typing import AnyArray, F32Array
+
+_MAX_BYTES = 2**62  # sums of a few sizes must not overflow an int64 either
 
 _NUMPY = {"F32": np.float32, "F16": np.float16, "F64": np.float64} | {
     f"I{bits}": np.dtype(f"int{bits}").type for bits in (8, 16, 32, 64)
@@ -86,12 +90,23 @@ class DType(IntEnum):
 
         Raises
         ------
-        TensorError : `n` is not a whole number of blocks.
+        TensorError : `n` is negative or not a whole number of blocks.
         """
         block, size, _ = _sizes(self)
-        if n % block:
+        if n < 0 or n % block:
             raise TensorError(f"a row of {n} elements is no multiple of the block of {self.label} ({block})")
         return n // block * size
+
+    def check_size(self, ne: Sequence[int]) -> None:
+        """Raise unless a tensor `ne` of this type can be counted in bytes.
+
+        Raises
+        ------
+        TensorError : more bytes than an int64 holds, or rows that are no whole blocks.
+        """
+        n_bytes = self.row_size(ne[0]) * prod(ne[1:])
+        if n_bytes > _MAX_BYTES:
+            raise TensorError(f"ne={list(ne)} of {self.label} takes {n_bytes} bytes; the limit is {_MAX_BYTES}")
 
     @classmethod
     def parse(cls, name: str | DType, argument: str = "type") -> DType:
@@ -139,6 +154,9 @@ def from_float(dtype: DType, values: F32Array) -> AnyArray:
     TensorError : the values do not fill whole blocks, or the type has no conversion.
     """
     flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+    # note: these need tables that ggml does not build by itself, and it ends the process without them
+    if dtype in (DType.IQ2_S, DType.IQ3_XXS, DType.IQ3_S):
+        raise TensorError(f"f32 cannot be converted to {dtype.label}")
     out = np.empty(dtype.row_size(flat.size), np.uint8)
     source = ffi.from_buffer("float[]", flat)
     if not lib.pykv_from_float(dtype, source, ffi.from_buffer(out, require_writable=True), flat.size):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pykv._native import ffi, lib
+from pykv._native import lib
 from pykv.ggml.arena import Arena
-from pykv.ggml.ops.check import require, require_dtype
+from pykv.ggml.ops.check import STORABLE, require, require_dtype
+from pykv.ggml.ops.shape import pad
 from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType
 
@@ -42,16 +43,19 @@ def rope(arena: Arena, a: Tensor, pos: Tensor, params: RopeParams, factors: Tens
     require_dtype("rope", a, DType.F32, DType.F16)
     require_dtype("rope", pos, DType.I32)
     ok = 0 < params.n_dims <= a.ne[0] and params.n_dims % 2 == 0 and params.mode in _ROPE_MODES
-    require(ok, "rope", f"{params} does not fit", a)
-    require(pos.ne[0] == a.ne[2], "rope", "one position per token", a, pos)
+    require(ok and 0 <= params.n_ctx_orig < 2**31, "rope", f"{params} does not fit", a)
+    require(a.has_dense_rows and a.ne[0] % 2 == 0, "rope", "wants dense rows of an even length", a)
+    require(pos.ne == (a.ne[2], 1, 1, 1) and pos.is_contiguous, "rope", "one position per token", a, pos)
     if factors is not None:
-        ok = factors.dtype == DType.F32 and factors.ne[0] >= params.n_dims // 2
-        require(ok, "rope", "factors are too few or not f32", factors)
-    raw = lib.ggml_rope_ext(
-        arena.take(),
-        a.ptr,
-        pos.ptr,
-        ffi.NULL if factors is None else factors.ptr,
+        require_dtype("rope", factors, DType.F32)
+        ok = factors.ne[0] >= params.n_dims // 2 and factors.has_dense_rows
+        require(ok, "rope", "factors are too few or not dense", factors)
+        # note: ggml reads one factor for each pair of the whole head, also for pairs that stay as they are
+        if factors.ne[0] < a.ne[0] // 2:
+            factors = pad(arena, factors, a.ne[0] // 2 - factors.ne[0])
+    return arena.node(
+        lib.ggml_rope_ext,
+        (a, pos, factors),
         params.n_dims,
         _ROPE_MODES[params.mode],
         params.n_ctx_orig,
@@ -62,7 +66,6 @@ def rope(arena: Arena, a: Tensor, pos: Tensor, params: RopeParams, factors: Tens
         params.beta_fast,
         params.beta_slow,
     )
-    return Tensor(raw, arena)
 
 
 def soft_max(arena: Arena, a: Tensor, mask: Tensor, scale: float, max_bias: float = 0.0) -> Tensor:
@@ -78,7 +81,7 @@ def soft_max(arena: Arena, a: Tensor, mask: Tensor, scale: float, max_bias: floa
         and a.ne[3] % mask.ne[3] == 0
     )
     require(ok, "soft_max", "the mask does not fit", a, mask)
-    return Tensor(lib.ggml_soft_max_ext(arena.take(), a.ptr, mask.ptr, scale, max_bias), arena)
+    return arena.node(lib.ggml_soft_max_ext, (a, mask), scale, max_bias)
 
 
 def flash_attn(
@@ -98,6 +101,8 @@ def flash_attn(
     """
     require_dtype("flash_attn", q, DType.F32)
     require_dtype("flash_attn", mask, DType.F16)
+    for stored in (k, v):
+        require_dtype("flash_attn", stored, *STORABLE)
     ok = (
         q.ne[0] == k.ne[0]
         and k.ne[1] == v.ne[1] == mask.ne[0]
@@ -108,12 +113,10 @@ def flash_attn(
         and mask.ne[1] >= q.ne[1]
         and q.ne[2] % mask.ne[2] == 0
         and q.ne[3] % mask.ne[3] == 0
-        and k.nb[0] == k.dtype.type_size
-        and v.nb[0] == v.dtype.type_size
+        and all(t.has_dense_rows for t in (q, k, v))
     )
     require(ok, "flash_attn", "shapes or layouts do not fit", q, k, v, mask)
-    raw = lib.ggml_flash_attn_ext(
-        arena.take(), q.ptr, k.ptr, v.ptr, mask.ptr, scale, max_bias, logit_softcap
-    )
-    lib.ggml_flash_attn_ext_set_prec(raw, lib.GGML_PREC_F32)
-    return Tensor(raw, arena)
+    DType.F32.check_size((v.ne[0], q.ne[2], q.ne[1], q.ne[3]))
+    out = arena.node(lib.ggml_flash_attn_ext, (q, k, v, mask), scale, max_bias, logit_softcap)
+    lib.ggml_flash_attn_ext_set_prec(out.raw, lib.GGML_PREC_F32)
+    return out

@@ -6,6 +6,14 @@ from pykv.errors import TensorError
 from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType
 
+FLOATS = (DType.F32, DType.F16, DType.BF16)
+
+STORABLE = (*FLOATS, DType.Q8_0, DType.Q5_1, DType.Q5_0, DType.Q4_1, DType.Q4_0, DType.IQ4_NL)
+"""What a cache may hold: every backend's kernels write these."""
+
+READABLE = tuple(t for t in DType if t in FLOATS or (t.is_quantized and t not in (DType.Q8_1, DType.Q8_K)))
+"""What weights may be: the two left out hold intermediate results only."""
+
 
 def require(ok: bool, op: str, problem: str, *tensors: Tensor) -> None:
     """Raise `TensorError` naming the operation and its operands unless `ok`."""
@@ -14,6 +22,7 @@ def require(ok: bool, op: str, problem: str, *tensors: Tensor) -> None:
 
 
 def require_dtype(op: str, tensor: Tensor, *dtypes: DType) -> None:
+    """Raise `TensorError` unless the tensor is of one of the types."""
     if tensor.dtype not in dtypes:
         wanted = " or ".join(dtype.label for dtype in dtypes)
         raise TensorError(f"{op}: wants {wanted}: {tensor!r}")
@@ -22,3 +31,9 @@ def require_dtype(op: str, tensor: Tensor, *dtypes: DType) -> None:
 def can_repeat(small: Tensor, large: Tensor) -> bool:
     """Whether `small` tiles `large` in every dim."""
     return all(n_large % n_small == 0 for n_small, n_large in zip(small.ne, large.ne, strict=True))
+
+
+def is_evenly_spaced(a: Tensor) -> bool:
+    """Whether rows are dense and lie at equal distances over all dims, gaps allowed."""
+    stride = a.nb[1] * a.ne[1]
+    return a.has_dense_rows and (a.ne[2] == 1 or a.nb[2] == stride) and (a.ne[3] == 1 or a.nb[3] == stride * a.ne[2])

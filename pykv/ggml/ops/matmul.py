@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pykv._native import lib
 from pykv.ggml.arena import Arena
-from pykv.ggml.ops.check import require
+from pykv.ggml.ops.check import FLOATS, READABLE, require, require_dtype
 from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType
 
@@ -14,17 +14,19 @@ def mul_mat(arena: Arena, a: Tensor, b: Tensor, *, f32_accumulate: bool = False)
 
     Dims 2 and 3 of `a` are repeated to those of `b`.
     """
+    require_dtype("mul_mat", a, *READABLE)
+    require_dtype("mul_mat", b, *FLOATS)
     ok = (
         a.ne[0] == b.ne[0]
         and b.ne[2] % a.ne[2] == 0
         and b.ne[3] % a.ne[3] == 0
-        and a.nb[0] == a.dtype.type_size
+        and a.has_dense_rows
         and a.nb[0] <= a.nb[1]
-        and b.nb[0] == b.dtype.type_size
-        and b.dtype in (DType.F32, DType.F16, DType.BF16)
+        and b.has_dense_rows
     )
     require(ok, "mul_mat", "shapes or layouts do not fit", a, b)
-    out = Tensor(lib.ggml_mul_mat(arena.take(), a.ptr, b.ptr), arena)
+    DType.F32.check_size((a.ne[1], *b.ne[1:]))
+    out = arena.node(lib.ggml_mul_mat, (a, b))
     if f32_accumulate:
         lib.ggml_mul_mat_set_prec(out.raw, lib.GGML_PREC_F32)
     return out

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from pykv._native import lib
 from pykv.ggml.arena import Arena
-from pykv.ggml.ops.check import require, require_dtype
+from pykv.ggml.ops.check import READABLE, STORABLE, require, require_dtype
 from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType
 
 
 def get_rows(arena: Arena, a: Tensor, index: Tensor) -> Tensor:
-    """Return the rows of `a` [n, rows] named by `index` [n_index] i32, as f32 [n, n_index].
+    """Return the rows of `a` [n, rows, n2, n3] named by `index` [n_index, n2, n3] i32, as f32 [n, n_index, n2, n3].
 
+    Rows of i32 stay i32.
     note: indices are data, unseen here; whoever fills `index` keeps them below the number of rows.
     """
     require_dtype("get_rows", index, DType.I32)
+    require_dtype("get_rows", a, *READABLE, DType.I32)
     ok = a.ne[2] == index.ne[1] and a.ne[3] == index.ne[2] and index.ne[3] == 1
     require(ok, "get_rows", "dims 2 and 3 differ from the index", a, index)
-    return Tensor(lib.ggml_get_rows(arena.take(), a.ptr, index.ptr), arena)
+    require(a.has_dense_rows, "get_rows", "the rows are not dense", a)
+    DType.F32.check_size((a.ne[0], *index.ne[:3]))
+    return arena.node(lib.ggml_get_rows, (a, index))
 
 
 def set_rows(arena: Arena, a: Tensor, rows: Tensor, index: Tensor) -> Tensor:
@@ -26,6 +30,7 @@ def set_rows(arena: Arena, a: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     Converts to the type of `a`. Returns a view of `a`.
     note: indices are data, unseen here; whoever fills `index` keeps them below the number of rows.
     """
+    require_dtype("set_rows", a, *STORABLE)
     require_dtype("set_rows", rows, DType.F32)
     require_dtype("set_rows", index, DType.I64, DType.I32)
     ok = (
@@ -35,7 +40,9 @@ def set_rows(arena: Arena, a: Tensor, rows: Tensor, index: Tensor) -> Tensor:
         and rows.ne[2] % index.ne[1] == 0
         and rows.ne[3] % index.ne[2] == 0
         and index.ne[3] == 1
-        and rows.nb[0] == 4
+        and a.has_dense_rows
+        and rows.has_dense_rows
     )
-    require(ok, "set_rows", "shapes do not fit", a, rows, index)
-    return Tensor(lib.ggml_set_rows(arena.take(), a.ptr, rows.ptr, index.ptr), arena)
+    require(ok, "set_rows", "shapes or layouts do not fit", a, rows, index)
+    require(not a.is_read_only, "set_rows", "the memory is read-only", a)
+    return arena.node(lib.ggml_set_rows, (a, rows, index), view_of=a)

@@ -6,52 +6,84 @@ from math import prod
 
 from pykv._native import lib
 from pykv.ggml.arena import Arena
-from pykv.ggml.ops.check import require
+from pykv.ggml.ops.check import FLOATS, READABLE, STORABLE, require, require_dtype
 from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType
+
+_INT_MAX = 2**31 - 1
 
 
 def reshape(arena: Arena, a: Tensor, *ne: int) -> Tensor:
     """Return a contiguous tensor under other dims, one to four of them."""
-    ok = 1 <= len(ne) <= 4 and prod(ne) == a.n_elements and a.is_contiguous
-    require(ok, "reshape", f"cannot become {list(ne)}", a)
+    ok = 1 <= len(ne) <= 4 and min(ne) >= 1 and prod(ne) == a.n_elements and ne[0] % a.dtype.block_size == 0
+    require(ok and a.is_contiguous, "reshape", f"cannot become {list(ne)}", a)
     function = (lib.ggml_reshape_1d, lib.ggml_reshape_2d, lib.ggml_reshape_3d, lib.ggml_reshape_4d)[len(ne) - 1]
-    return Tensor(function(arena.take(), a.ptr, *ne), arena)
+    return arena.node(function, (a,), *ne, view_of=a)
 
 
-def view(
-    arena: Arena, a: Tensor, ne: tuple[int, int, int, int], nb: tuple[int, int, int], offset: int = 0
-) -> Tensor:
-    """Return a view `[ne0, ne1, ne2, ne3]` with byte strides `nb` of dims 1 to 3, from a byte offset."""
-    rows = sum((n - 1) * stride for n, stride in zip(ne[1:], nb, strict=True))
-    end = offset + rows + a.dtype.row_size(ne[0])
-    require(min(ne) > 0 and offset >= 0 and end <= a.nbytes, "view", f"{list(ne)} at {offset} leaves it", a)
-    return Tensor(lib.ggml_view_4d(arena.take(), a.ptr, *ne, *nb, offset), arena)
+def view(arena: Arena, a: Tensor, ne: tuple[int, int, int, int], nb: tuple[int, int, int], offset: int = 0) -> Tensor:
+    """Return a view `[ne0, ne1, ne2, ne3]` with byte strides `nb` of dims 1 to 3, from a byte offset.
+
+    Raises
+    ------
+    TensorError : it leaves `a`, overlaps itself so much that its elements would not fit there, or begins inside an
+        element.
+    """
+    ok = min(ne) > 0 and min(*nb, offset) >= 0 and all(n % a.dtype.type_size == 0 for n in (*nb, offset))
+    require(ok, "view", f"{list(ne)} with strides {list(nb)} at {offset} is malformed", a)
+    row = a.dtype.row_size(ne[0])
+    last = sum((n - 1) * stride for n, stride in zip(ne[1:], nb, strict=True))
+    # note: ggml wants room for as many elements as the view has, also where they overlap
+    ok = offset + max(last + row, row * prod(ne[1:])) <= a.nbytes and a.has_dense_rows
+    require(ok, "view", f"{list(ne)} with strides {list(nb)} at {offset} leaves it", a)
+    return arena.node(lib.ggml_view_4d, (a,), *ne, *nb, offset, view_of=a)
 
 
 def permute(arena: Arena, a: Tensor, *axes: int) -> Tensor:
     """Return a view whose dim ``axes[i]`` is dim ``i`` of `a`."""
     require(sorted(axes) == [0, 1, 2, 3], "permute", f"axes {list(axes)} are no permutation of 0..3", a)
-    return Tensor(lib.ggml_permute(arena.take(), a.ptr, *axes), arena)
+    require(axes[0] == 0 or not a.dtype.is_quantized, "permute", "blocks cannot be taken apart", a)
+    require(max(a.ne) <= _INT_MAX, "permute", "a dim is too large", a)
+    out = arena.node(lib.ggml_permute, (a,), *axes, view_of=a)
+    # note: ggml carries strides through an int here, and a stream of a large cache is more than 2 GiB
+    return out if max(a.nb) <= _INT_MAX else _with_strides(out, a, axes)
+
+
+def _with_strides(out: Tensor, a: Tensor, axes: tuple[int, ...]) -> Tensor:
+    for axis, stride in zip(axes, a.nb, strict=True):
+        out.raw.nb[axis] = stride
+    out.nb = tuple(out.raw.nb)
+    return out
 
 
 def transpose(arena: Arena, a: Tensor) -> Tensor:
     """Return a view with dims 0 and 1 exchanged."""
-    return Tensor(lib.ggml_transpose(arena.take(), a.ptr), arena)
+    require(not a.dtype.is_quantized, "transpose", "blocks cannot be taken apart", a)
+    return arena.node(lib.ggml_transpose, (a,), view_of=a)
 
 
 def cont(arena: Arena, a: Tensor) -> Tensor:
     """Return a contiguous copy."""
-    return Tensor(lib.ggml_cont(arena.take(), a.ptr), arena)
+    return arena.node(lib.ggml_cont, (a,))
 
 
 def cast(arena: Arena, a: Tensor, dtype: DType) -> Tensor:
-    """Return a contiguous copy in another type."""
+    """Return a contiguous copy in another type: a float as any that a cache may hold, a quantised one as f32."""
+    if a.dtype == dtype:
+        return cont(arena, a)
+    require_dtype("cast", a, *READABLE)
     require(a.ne[0] % dtype.block_size == 0, "cast", f"rows are no whole blocks of {dtype.label}", a)
-    return Tensor(lib.ggml_cast(arena.take(), a.ptr, dtype), arena)
+    if a.dtype in FLOATS:
+        ok = dtype in FLOATS or (dtype in STORABLE and a.has_dense_rows)
+    else:
+        ok = dtype == DType.F32 and a.n_elements <= 2**32  # ggml counts them in 32 bits
+    require(ok, "cast", f"cannot become {dtype.label}", a)
+    return arena.node(lib.ggml_cast, (a,), dtype)
 
 
 def pad(arena: Arena, a: Tensor, n: int) -> Tensor:
     """Return `a` with `n` zeros behind each row."""
-    require(n >= 0 and a.dtype == DType.F32, "pad", f"cannot add {n} zeros", a)
-    return Tensor(lib.ggml_pad(arena.take(), a.ptr, n, 0, 0, 0), arena)
+    require_dtype("pad", a, DType.F32)
+    require(0 <= n <= _INT_MAX and a.has_dense_rows, "pad", f"cannot add {n} zeros to each row", a)
+    DType.F32.check_size((a.ne[0] + n, *a.ne[1:]))
+    return arena.node(lib.ggml_pad, (a,), n, 0, 0, 0)
