@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import atexit
 import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pykv._native import ffi, lib
@@ -21,24 +24,54 @@ _LEVELS = {
 class _LineJoiner:
     """Collects the fragments that ggml sends until a line is whole."""
 
-    def __init__(self) -> None:
-        self._text, self._level = "", logging.DEBUG
+    def __init__(self, emit: Callable[[int, str], None]) -> None:
+        self._text, self._level, self._emit = "", logging.DEBUG, emit
 
     def push(self, level: int, text: str) -> None:
-        if level != lib.GGML_LOG_LEVEL_CONT:
-            self._level = _LEVELS.get(level, logging.DEBUG)
+        found = self._level if level == lib.GGML_LOG_LEVEL_CONT else _LEVELS.get(level, logging.DEBUG)
+        if found != self._level:
+            self._flush("\n")
+            self._level = found
+        self._flush(text)
+
+    def _flush(self, text: str) -> None:
         *lines, self._text = (self._text + text).split("\n")
         for line in lines:
             if line.strip():
-                _LOG.log(self._level, "%s", line.rstrip())
+                self._emit(self._level, line.rstrip())
 
 
-_JOINER = _LineJoiner()
+class _Thread(threading.local):
+    """What one thread's lines go through; ggml logs on the thread that called it."""
+
+    def __init__(self) -> None:
+        self.joiner = _LineJoiner(self.emit)
+        self.caught: list[str] | None = None
+
+    def emit(self, level: int, line: str) -> None:
+        if self.caught is not None and level >= logging.ERROR:
+            self.caught.append(line)
+        else:
+            _LOG.log(level, "%s", line)
+
+
+_THREAD = _Thread()
+
+
+@contextmanager
+def caught_errors() -> Iterator[list[str]]:
+    """Collect the error lines that ggml writes on this thread in a ``with`` block, instead of logging them."""
+    lines: list[str] = []
+    _THREAD.caught = lines
+    try:
+        yield lines
+    finally:
+        _THREAD.caught = None
 
 
 @ffi.def_extern(name="pykv_log_to_python")  # type: ignore[untyped-decorator, unused-ignore]
 def _on_log(level: int, text: Any) -> None:
-    _JOINER.push(level, ffi.string(text).decode(errors="replace"))
+    _THREAD.joiner.push(level, ffi.string(text).decode(errors="replace"))
 
 
 lib.pykv_install_log()
