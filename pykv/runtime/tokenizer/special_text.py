@@ -12,6 +12,7 @@ Fragment = int | str
 """A special token's id, or text between special tokens."""
 
 _C_SPACE = " \t\n\v\f\r"
+_C_SPACES = frozenset(_C_SPACE)
 
 
 class SpecialText:
@@ -43,30 +44,28 @@ class SpecialText:
         return _Finder({self._vocab.tokens[token]: token for token in ids})
 
     def _cut(self, fragments: list[Fragment], token: int) -> list[Fragment]:
-        special = self._vocab.tokens[token]
         result: list[Fragment] = []
         for fragment in fragments:
-            if isinstance(fragment, int) or special not in fragment:
+            if isinstance(fragment, int):
                 result.append(fragment)
-                continue
-            first, *others = fragment.split(special)
-            result.append(first)
-            for other in others:
-                result += (token, other)
-        return self._swallow_space(result, token)
+            else:
+                result += self._cut_text(fragment, token)
+        return result
 
-    def _swallow_space(self, fragments: list[Fragment], token: int) -> list[Fragment]:
-        """Strip the text beside a token where it wants that; drop empty text."""
-        for i, fragment in enumerate(fragments):
-            text = fragment
-            if isinstance(text, int):
-                continue
-            if i and fragments[i - 1] == token and token in self._rstrip:
-                text = text.lstrip(_C_SPACE)
-            if fragments[i + 1 : i + 2] == [token] and token in self._lstrip:
-                text = text.rstrip(_C_SPACE)
-            fragments[i] = text
-        return [fragment for fragment in fragments if fragment != ""]
+    def _cut_text(self, text: str, token: int) -> list[Fragment]:
+        special = self._vocab.tokens[token]
+        swallows_before, swallows_after = token in self._lstrip, token in self._rstrip
+        result: list[Fragment] = []
+        start = 0
+        while (at := text.find(special, start)) >= 0:
+            before = text[start:at].rstrip(_C_SPACE) if swallows_before else text[start:at]
+            result += [before, token] if before else [token]
+            start = at + len(special)
+            while swallows_after and text[start : start + 1] in _C_SPACES:
+                start += 1
+        if start < len(text):
+            result.append(text[start:])
+        return result
 
 
 class _Finder:
