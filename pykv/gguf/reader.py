@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -16,11 +18,13 @@ import numpy as np
 
 from pykv._native import ffi, lib
 from pykv.errors import GGUFError
+from pykv.ggml.log_bridge import caught_errors
 from pykv.ggml.owner import Owner
 from pykv.ggml.types import DType
 from pykv.typing import AnyArray
 
 MAGIC = b"GGUF"
+VERSIONS = (2, 3)
 
 _T = TypeVar("_T", int, float, bool, str)
 
@@ -38,7 +42,18 @@ _NUMBERS: dict[int, np.dtype[Any]] = {
     lib.GGUF_TYPE_BOOL: np.dtype("?"),
 }
 
+_TYPE_NUMBERS = frozenset(int(dtype) for dtype in DType)
+
 MetadataValue = str | int | float | bool | list[str] | AnyArray
+
+
+def _name(path: Path, what: str, text: Any) -> str:
+    """Return the name of a key or tensor, which must be UTF-8, so that two names never become one."""
+    raw = bytes(ffi.string(text))
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise GGUFError(f"{path}: the name of a {what} is not UTF-8: {raw!r}") from error
 
 
 class Metadata(Mapping[str, MetadataValue]):
@@ -50,7 +65,7 @@ class Metadata(Mapping[str, MetadataValue]):
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
         names = (lib.gguf_get_key(file.ptr, i) for i in range(lib.gguf_get_n_kv(file.ptr)))
-        self._ids = {ffi.string(name).decode(): i for i, name in enumerate(names)}
+        self._ids = {_name(file.path, "key", name): i for i, name in enumerate(names)}
         self._values: dict[str, MetadataValue] = {}
 
     def __getitem__(self, key: str) -> MetadataValue:
@@ -164,12 +179,18 @@ class GGUFFile(Owner):
         self.path = Path(path)
         self.nbytes = _check_head(self.path)
         params = ffi.new("struct gguf_init_params *", {"no_alloc": True, "ctx": ffi.NULL})
-        ptr = lib.gguf_init_from_file(os.fsencode(self.path), params[0])
+        with caught_errors() as lines:
+            ptr = lib.gguf_init_from_file(os.fsencode(self.path), params[0])
         if ptr == ffi.NULL:
-            raise GGUFError(f"{self.path}: the GGUF header is damaged or cut off")
+            why = lines[0].rpartition("gguf_init_from_reader: ")[2] if lines else "no reason given"
+            raise GGUFError(f"{self.path}: the GGUF header is damaged or cut off: {why}")
         self._own(ptr, lib.gguf_free)
-        self.metadata = Metadata(self)
-        self.tensors = self._read_table()
+        try:
+            self.metadata = Metadata(self)
+            self.tensors = self._read_table()
+        except GGUFError:
+            self.close()
+            raise
 
     @property
     def alignment(self) -> int:
@@ -177,6 +198,7 @@ class GGUFFile(Owner):
 
     def map(self) -> mmap.mmap:
         """Map the file into memory, read-only, and ask the system to read ahead."""
+        _ = self.ptr
         with self.path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if hasattr(mmap, "MADV_WILLNEED"):
@@ -184,33 +206,51 @@ class GGUFFile(Owner):
         return mapped
 
     def _read_table(self) -> dict[str, TensorInfo]:
-        ptr, start = self.ptr, lib.gguf_get_data_offset(self.ptr)
         table: dict[str, TensorInfo] = {}
-        for i in range(lib.gguf_get_n_tensors(ptr)):
-            info = TensorInfo(
-                name=ffi.string(lib.gguf_get_tensor_name(ptr, i)).decode(errors="replace"),
-                dtype=DType(lib.gguf_get_tensor_type(ptr, i)),
-                ne=tuple(ffi.unpack(lib.gguf_get_tensor_ne(ptr, i), 4)),
-                offset=start + lib.gguf_get_tensor_offset(ptr, i),
-                nbytes=lib.gguf_get_tensor_size(ptr, i),
-            )
-            if info.offset + info.nbytes > self.nbytes:
-                raise GGUFError(
-                    f"{self.path}: cut off: tensor {info.name!r} ends at byte {info.offset + info.nbytes}, "
-                    f"the file at {self.nbytes}"
-                )
+        for i in range(lib.gguf_get_n_tensors(self.ptr)):
+            info = self._read_row(i)
+            if info.name in table:
+                raise GGUFError(f"{self.path}: two tensors are named {info.name!r}")
             table[info.name] = info
         return table
+
+    def _read_row(self, i: int) -> TensorInfo:
+        ptr = self.ptr
+        name = _name(self.path, "tensor", lib.gguf_get_tensor_name(ptr, i))
+        number, ne = lib.gguf_get_tensor_type(ptr, i), tuple(ffi.unpack(lib.gguf_get_tensor_ne(ptr, i), 4))
+        if number not in _TYPE_NUMBERS:
+            raise GGUFError(f"{self.path}: tensor {name!r} is of the unknown type {number}")
+        dtype = DType(number)
+        # note: ggml multiplies in 64 bits, which the dims of a damaged file can overflow
+        n_bytes = dtype.row_size(ne[0]) * prod(ne[1:])
+        offset = int(lib.gguf_get_data_offset(ptr) + lib.gguf_get_tensor_offset(ptr, i))
+        if offset + n_bytes > self.nbytes:
+            raise GGUFError(
+                f"{self.path}: cut off: tensor {name!r} {list(ne)} ends at byte {offset + n_bytes}, "
+                f"the file at {self.nbytes}"
+            )
+        return TensorInfo(name, dtype, ne, offset, n_bytes)
 
 
 def _check_head(path: Path) -> int:
     """Return the file's size after a look at its first bytes."""
     try:
-        with path.open("rb") as file:
-            head = file.read(len(MAGIC))
-            size = os.fstat(file.fileno()).st_size
+        status, head = path.stat(), b""
+        is_file = stat.S_ISREG(status.st_mode)  # opening a pipe would wait
+        if is_file:
+            with path.open("rb") as file:
+                head = file.read(len(MAGIC) + 4)
     except OSError as error:
         raise GGUFError(f"{path}: cannot be opened: {error.strerror}") from error
-    if head != MAGIC:
-        raise GGUFError(f"{path}: not a GGUF file: it starts with {head!r}, not {MAGIC!r}")
-    return size
+    except ValueError as error:  # a path with a NUL in it
+        raise GGUFError(f"{str(path)!r}: cannot be opened: {error}") from error
+    if not is_file:
+        raise GGUFError(f"{path}: not a file that can be mapped")
+    if head[: len(MAGIC)] != MAGIC:
+        raise GGUFError(f"{path}: not a GGUF file: it starts with {head[: len(MAGIC)]!r}, not {MAGIC!r}")
+    version = int.from_bytes(head[len(MAGIC) :], "little")
+    if version not in VERSIONS:
+        swapped = int.from_bytes(head[len(MAGIC) :], "big") in VERSIONS
+        what = "of the other byte order" if swapped else f"of version {version}"
+        raise GGUFError(f"{path}: a GGUF file {what}; known are little-endian versions {VERSIONS}")
+    return status.st_size
