@@ -132,6 +132,10 @@ def fill_mask(out: AnyArray, streams: CellStreams, slot: SlotInfo, ubatch: UBatc
     neg_inf = _NEG_INF[out.dtype]
     bits = out.view(neg_inf.dtype)
     n = out.shape[1]
+    if ubatch.n_tokens == 1 and _sees_all(streams.cells[slot.streams[0]], ubatch, rule):
+        member = streams.cells[slot.streams[0]].member(ubatch.seq_ids[0][0])[: out.shape[2]]
+        np.multiply((~member).view(np.uint8), neg_inf, out=bits[0, 0])
+        return
     for k, stream in enumerate(slot.streams):
         cells = streams.cells[stream]
         for queries in _by_sequence(ubatch, slice(k * n, (k + 1) * n), rule):
@@ -202,6 +206,12 @@ class _Queries:
             x1, y1 = map(_column, self.xy)
             seen &= ~((pos == _column(self.p1)) & ((y > y1) | ((y == y1) & (x > x1))))
         return seen
+
+
+def _sees_all(cells: KVCells, ubatch: UBatch, rule: MaskRule) -> bool:
+    """Whether a single token sees every cell of its sequence: the usual case of generation, worth a short way."""
+    plain = rule.window.type is SwaType.NONE and not rule.alibi and not ubatch.is_pos_2d
+    return plain and (not rule.hides_later or int(ubatch.pos[0, 0]) >= cells.pos_max(ubatch.seq_ids[0][0]))
 
 
 def _by_sequence(ubatch: UBatch, block: slice, rule: MaskRule) -> Iterator[_Queries]:

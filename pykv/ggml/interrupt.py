@@ -23,7 +23,7 @@ class HeldInterrupt:
         self._flag, self._holds = flag, False
 
     def __enter__(self) -> None:
-        is_main = threading.current_thread() is threading.main_thread()
+        is_main = threading.get_ident() == threading.main_thread().ident
         if is_main and not HeldInterrupt._is_held:
             self._holds = HeldInterrupt._is_held = bool(lib.pykv_interrupt_defer(self._flag.cell))
 

@@ -31,8 +31,8 @@ class Outputs:
     def in_batch_order(self) -> F32Array:
         """Return (n_outputs, n_vocab), row k for the k-th smallest batch index; read-only."""
         rows = self._rows[: self._n_written]
-        if len(self._batch_idxs) > 1 or self._n_written > 1:
-            order = np.concatenate(self._batch_idxs) if self._batch_idxs else np.empty(0, np.int32)
+        if self._n_written > 1:
+            order = np.concatenate(self._batch_idxs)
             if np.any(order[1:] < order[:-1]):
                 rows = rows[np.argsort(order)]
         rows.flags.writeable = False
