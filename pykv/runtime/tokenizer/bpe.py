@@ -73,7 +73,7 @@ class BpeEncoder:
 
     def _model(self) -> BPE:
         merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in self._vocab.merges)]
-        if len(set(merges)) < len(merges):
+        if len(set(self._vocab.merges)) < len(merges):
             merges = list(dict.fromkeys(merges))  # the first of two equal merges counts
         missing = [char for char in BYTE_CHARS if char not in self._vocab.ids]
         try:

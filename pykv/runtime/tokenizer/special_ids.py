@@ -8,7 +8,6 @@ Files often leave these ids out; llama.cpp (`llama_vocab::impl::load`) knows the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import IntFlag
 
 import numpy as np
 
@@ -20,8 +19,8 @@ from pykv.typing import AnyArray
 log = logger(__name__)
 
 
-class Attr(IntFlag):
-    """What a token is; the numbers are ours, the file's types are mapped by `ATTR_OF_TYPE`."""
+class Attr:
+    """What a token is, as bits; the file's types are mapped by `ATTR_OF_TYPE`. Plain ints: they are read per token."""
 
     NONE = 0
     NORMAL = 1
@@ -198,7 +197,7 @@ class SpecialIdFinder:
             self._retire("</s>", eog, Attr.NORMAL)
         return eog
 
-    def _retire(self, text: str, eog: set[int], attr: Attr) -> None:
+    def _retire(self, text: str, eog: set[int], attr: int) -> None:
         token = self._ids[text]
         eog.discard(token)
         self._attrs[token] = attr

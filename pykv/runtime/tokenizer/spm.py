@@ -8,9 +8,9 @@ first), and its table of pairs would take seconds to derive for 262k tokens. So 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import pairwise
 
 from pykv.errors import TokenizerError
@@ -39,7 +39,7 @@ class SpmEncoder:
         try:
             text.encode()
         except UnicodeEncodeError:
-            return self._ids_of(merge_by_score(_malformed_symbols(text), self._scores))
+            return self._ids_of(self._merge(_malformed_symbols(text)))
         ids: list[int] = []
         for word in self._word_pattern.findall(text.replace(" ", SPACE)):
             ids += self._words.get(word) or self._encode_word(word)
@@ -48,12 +48,16 @@ class SpmEncoder:
     def _encode_word(self, word: str) -> list[int]:
         if not word:
             return []
-        ids = self._ids_of(merge_by_score(list(word), self._scores))
+        ids = self._ids_of(self._merge(list(word)))
         if len(word) <= _SHORT:
             if len(self._words) >= _CACHED_WORDS:
                 self._words.clear()
             self._words[word] = ids
         return ids
+
+    def _merge(self, symbols: list[str]) -> list[str]:
+        merge = _merge_few if len(symbols) <= _SHORT else _merge_many
+        return merge(symbols, self._vocab.ids, self._scores)
 
     def _ids_of(self, symbols: list[str]) -> list[int]:
         ids: list[int] = []
@@ -74,8 +78,9 @@ class SpmEncoder:
         return token
 
     @cached_property
-    def _scores(self) -> dict[str, float]:
-        return dict(zip(self._vocab.tokens, self._vocab.scores.tolist(), strict=True))
+    def _scores(self) -> list[float]:
+        """Score by id; the last one is for the id -1, no token."""
+        return [*self._vocab.scores.tolist(), _NO_TOKEN]
 
     @cached_property
     def _byte_ids(self) -> list[int | None]:
@@ -89,33 +94,31 @@ class SpmEncoder:
 
         That is before a space, unless some token holds the character before it and the space side by side.
         """
-        joiners = set(re.findall(f"([^{SPACE}\n]){SPACE}", "\n".join(self._vocab.tokens)))
-        if any(f"\n{SPACE}" in token for token in self._vocab.tokens):
-            joiners.add("\n")
+        between = "\ufdd0"  # no character of any text
+        parts = between.join(self._vocab.tokens).split(SPACE)
+        joiners = {part[-1] for part in parts[:-1] if part} - {between}
         word = f"{SPACE}*[^{SPACE}]*"
         if joiners:
             word += f"(?:(?<=[{re.escape(''.join(sorted(joiners)))}]){SPACE}+[^{SPACE}]*)*"
         return re.compile(word)
 
 
-def merge_by_score(symbols: list[str], scores: Mapping[str, float]) -> list[str]:
+def _merge_few(symbols: list[str], ids: Mapping[str, int], scores: Sequence[float]) -> list[str]:
     """Return the symbols after all merges: the pair with the best score first, of equal ones the leftmost."""
-    if len(symbols) > _SHORT:
-        return _merge_many(symbols, scores)
-    score = scores.get
-    gains = [score(left + right, _NO_TOKEN) for left, right in pairwise(symbols)]
+    token = ids.get
+    gains = [scores[token(left + right, -1)] for left, right in pairwise(symbols)]
     while gains and (best := max(gains)) > _NO_TOKEN:
         i = gains.index(best)
-        symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
         del gains[i]
+        merged = symbols[i] = symbols[i] + symbols.pop(i + 1)
         if i > 0:
-            gains[i - 1] = score(symbols[i - 1] + symbols[i], _NO_TOKEN)
+            gains[i - 1] = scores[token(symbols[i - 1] + merged, -1)]
         if i < len(gains):
-            gains[i] = score(symbols[i] + symbols[i + 1], _NO_TOKEN)
+            gains[i] = scores[token(merged + symbols[i + 1], -1)]
     return symbols
 
 
-def _merge_many(symbols: list[str], scores: Mapping[str, float]) -> list[str]:
+def _merge_many(symbols: list[str], ids: Mapping[str, int], scores: Sequence[float]) -> list[str]:
     """Do the same with a heap and a linked list, for long texts without a place to cut."""
     n = len(symbols)
     before, after = list(range(-1, n - 1)), list(range(1, n + 1))
@@ -124,13 +127,12 @@ def _merge_many(symbols: list[str], scores: Mapping[str, float]) -> list[str]:
     def offer(left: int, right: int) -> None:
         if left >= 0 and right < n:
             joined = symbols[left] + symbols[right]
-            score = scores.get(joined)
-            if score is not None:
-                heappush(heap, (-score, left, right, len(joined)))
+            token = ids.get(joined)
+            if token is not None:
+                heappush(heap, (-scores[token], left, right, len(joined)))
 
     for i in range(n - 1):
         offer(i, i + 1)
-    heapify(heap)
     while heap:
         _, left, right, size = heappop(heap)
         # note: symbols only grow, so an equal total length means that both are as they were when offered

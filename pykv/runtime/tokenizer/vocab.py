@@ -83,9 +83,13 @@ class Vocab:
         """Ids (n,) of the tokens that are looked for in text before it is tokenized."""
         return np.flatnonzero(self.attrs & (Attr.CONTROL | Attr.USER_DEFINED | Attr.UNKNOWN))
 
-    def has(self, token: int, attr: Attr) -> bool:
-        """Whether a token has any of these attributes."""
-        return bool(self.attrs[token] & attr)
+    def has(self, token: int, attr: int) -> bool:
+        """Whether a token has any of these `Attr` bits."""
+        return self._attr_bytes[token] & attr != 0
+
+    @cached_property
+    def _attr_bytes(self) -> bytes:
+        return self.attrs.tobytes()
 
 
 def _model(meta: Metadata) -> str:
