@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
+import os
 import sys
 from importlib.util import find_spec
 
@@ -16,6 +18,8 @@ def main() -> None:
     """
     if sys.stderr is not None:
         faulthandler.enable()
+    level = logging.DEBUG if os.environ.get("PYKV_DEBUG") else logging.WARNING
+    logging.basicConfig(format="pykv: %(message)s", level=level)
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
         print(f"pykv: error: the command line needs {', '.join(missing)}", file=sys.stderr)

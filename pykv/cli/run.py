@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,11 +23,16 @@ EXAMPLE = 'pykv run -m smollm2-135m -p "Why is the sky blue?" -n 64'
 
 DEFAULT_N_CTX = 4096
 
-FLASH: dict[options.FlashAttention, FlashAttn] = {
-    options.FlashAttention.AUTO: "auto",
-    options.FlashAttention.ON: True,
-    options.FlashAttention.OFF: False,
-}
+
+class Attention(StrEnum):
+    """Spellings of the context parameter `flash_attn`."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+FLASH_ATTN: dict[Attention, FlashAttn] = {Attention.AUTO: "auto", Attention.ON: True, Attention.OFF: False}
 
 
 @dataclass
@@ -69,9 +75,17 @@ def command(
     ] = 1.0,
     seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
     ctx: Annotated[int | None, typer.Option("--ctx", "-c", min=0, help="Cells of the memory; 0 = as trained.")] = None,
-    type_k: options.TypeK = "f16",
-    type_v: options.TypeV = "f16",
-    flash_attn: options.FlashAttn = options.FlashAttention.AUTO,
+    type_k: Annotated[str, typer.Option("--type-k", help="How keys are stored: f32, f16, q8_0, q4_0 ...")] = "f16",
+    type_v: Annotated[str, typer.Option("--type-v", help="How values are stored; blocks need --flash-attn.")] = "f16",
+    flash_attn: Annotated[
+        Attention, typer.Option("--flash-attn", help="Fused attention, or plain; auto measures.")
+    ] = Attention.AUTO,
+    device: Annotated[
+        list[str] | None, typer.Option("--device", "-d", help="A device of `pykv devices`; repeatable.")
+    ] = None,
+    n_gpu_layers: Annotated[
+        int, typer.Option("--gpu-layers", min=-1, help="Layers on the devices, from the last; -1 = all.")
+    ] = -1,
     threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
@@ -87,14 +101,14 @@ def command(
     text = sys.stdin.read() if prompt == "-" else prompt
     import pykv
 
-    with pykv.Model.load(model_path(model)) as loaded:
+    with pykv.Model.load(model_path(model), device, n_gpu_layers) as loaded:
         tokens = _prompt_tokens(loaded, text, system, chat)
         n_ctx = min(DEFAULT_N_CTX, loaded.hparams.n_ctx_train) if ctx is None else ctx
         with loaded.context(
             n_ctx=n_ctx,
             type_k=type_k,
             type_v=type_v,
-            flash_attn=FLASH[flash_attn],
+            flash_attn=FLASH_ATTN[flash_attn],
             n_threads=threads,
         ) as context:
             outcome = _run(loaded, context, tokens, n, params, stream=not json)

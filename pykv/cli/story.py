@@ -45,7 +45,8 @@ class Story:
         from rich.padding import Padding
         from rich.text import Text
 
-        self.out.print(Padding(Text.assemble((f"{who}: ", "bold"), " ".join(text.split())), (0, 0, 0, len(MARGIN))))
+        said = Text.assemble((f"{who}: ", "bold"), " ".join(text.split()))
+        self.out.print(Padding(said, (0, 0, 0, len(MARGIN)), expand=False))
 
     def note(self, text: str) -> None:
         """Show a remark below a step."""

@@ -20,7 +20,7 @@ def path(write_tiny):
 
 
 def demo(*args: str, **environ: str):
-    return CliRunner(env=environ).invoke(app, ["demo", *args], catch_exceptions=False)
+    return CliRunner(env=environ).invoke(app, ["demo", "--threads", "1", *args], catch_exceptions=False)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -24,7 +27,7 @@ def path(write_tiny):
 
 
 def run(path: str, *args: str, stdin: str | None = None):
-    return CliRunner().invoke(app, ["run", "-m", path, *args], input=stdin, catch_exceptions=False)
+    return CliRunner().invoke(app, ["run", "-m", path, "--threads", "1", *args], input=stdin, catch_exceptions=False)
 
 
 def record(path: str, *args: str, stdin: str | None = None):
@@ -75,7 +78,7 @@ def test_text_and_figures_go_to_different_streams(path):
 
 
 def test_same_seed_same_text(path):
-    sampled = ("--raw", "-p", "xyz", "-n", "12", "--temp", "30", "--top-k", "0", "--top-p", "1", "--min-p", "0")
+    sampled = ("--raw", "-p", "xyz", "-n", "8", "--temp", "30", "--top-k", "0", "--top-p", "1", "--min-p", "0")
     first = record(path, *sampled, "--seed", "7")["text"]
     assert record(path, *sampled, "--seed", "7")["text"] == first
     others = {record(path, *sampled, "--seed", str(seed))["text"] for seed in (8, 9, 10)}
@@ -146,6 +149,7 @@ def test_ctrl_c_ends_the_text_and_still_shows_the_figures(path, monkeypatch, at)
         (("--temp", "-1"), 2, "--temp"),
         (("-n", "0"), 2, "-n"),
         (("--flash-attn", "perhaps"), 2, "--flash-attn"),
+        (("--device", "GPU77"), 2, "no device 'GPU77'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -172,3 +176,19 @@ def test_absent_model_lists_the_catalogue():
 @pytest.mark.parametrize("mode", ["auto", "on", "off"])
 def test_attention_paths_agree(path, mode):
     assert record(path, *PLAIN, "-n", "4", "--flash-attn", mode)["text"] == record(path, *PLAIN, "-n", "4")["text"]
+
+
+@pytest.mark.model
+def test_real_ctrl_c_ends_a_long_answer_with_its_figures(smollm2_path):
+    code = "from pykv.cli import main; main()"
+    args = ["run", "-m", str(smollm2_path), "--raw", "-p", "One, two, three,", "-n", "4000", "--temp", "0"]
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *args], cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    child.stdout.read(8)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "stopped: interrupted" in err
+    assert "Traceback" not in err
