@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pykv.errors import DownloadError, GGUFError
+from pykv.errors import GGUFError, ParamError
 
 CACHE_VARIABLE = "PYKV_CACHE"
 
@@ -99,12 +99,12 @@ def find_entry(name: str) -> Entry:
 
     Raises
     ------
-    DownloadError
+    ParamError
         No model has this name; the message lists those there are.
     """
     entry = ENTRIES.get(name)
     if entry is None:
-        raise DownloadError(f"no model named {name!r} in the catalogue; there are: {', '.join(sorted(ENTRIES))}")
+        raise ParamError(f"no model named {name!r} in the catalogue; there are: {', '.join(sorted(ENTRIES))}")
     return entry
 
 

@@ -6,5 +6,7 @@ from typing import Annotated
 
 import typer
 
-Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, help="CPU threads; else one a core.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", "-t", metavar="N", min=1, help="CPU threads; else one a core.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]

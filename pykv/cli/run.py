@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -55,37 +55,39 @@ class KVUse:
     type_v: str
 
 
+def _sampling(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, metavar="X", rich_help_panel="Sampling", **settings)
+
+
+def _memory(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Memory and devices", **{"metavar": "X", **settings})
+
+
 def command(
     *,
-    model: Annotated[str, typer.Option("--model", "-m", help="A GGUF file, or a name that `pykv pull` lists.")],
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text; - reads it from stdin.")],
-    n: Annotated[int, typer.Option("--n-predict", "-n", min=1, help="At most so many new tokens.")] = 128,
-    system: Annotated[str | None, typer.Option("--system", help="A system message, in chat mode.")] = None,
+    model: Annotated[str, typer.Option("--model", "-m", metavar="FILE", help="GGUF file, or name that pull lists.")],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="TEXT", help="The text; - reads it from stdin.")],
+    n: Annotated[int, typer.Option("--n-predict", "-n", metavar="N", min=1, help="At most so many new tokens.")] = 128,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message of the chat.")] = None,
     chat: Annotated[
-        bool | None, typer.Option("--chat/--raw", help="Wrap the text in the model's chat template, or not.")
+        bool | None, typer.Option("--chat/--raw", help="Write the text into the chat template, or take it as it is.")
     ] = None,
-    temp: Annotated[float, typer.Option("--temp", min=0, help="Temperature; 0 takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int, typer.Option("--top-k", min=0, help="Keep the k likeliest tokens; 0 = all.")] = 40,
-    top_p: Annotated[float, typer.Option("--top-p", min=0, max=1, help="Keep this much probability.")] = 0.95,
+    temp: Annotated[float, _sampling("--temp", min=0, help="Temperature; 0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int, _sampling("--top-k", min=0, help="Keep the k likeliest tokens; 0 = all.")] = 40,
+    top_p: Annotated[float, _sampling("--top-p", min=0, max=1, help="Keep this much probability.")] = 0.95,
     min_p: Annotated[
-        float, typer.Option("--min-p", min=0, max=1, help="Drop tokens below this share of the likeliest.")
+        float, _sampling("--min-p", min=0, max=1, help="Drop tokens below this share of the likeliest.")
     ] = 0.05,
-    repeat_penalty: Annotated[
-        float, typer.Option("--repeat-penalty", help="Above 1 makes repetition less likely.")
-    ] = 1.0,
-    seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
-    ctx: Annotated[int | None, typer.Option("--ctx", "-c", min=0, help="Cells of the memory; 0 = as trained.")] = None,
-    type_k: Annotated[str, typer.Option("--type-k", help="How keys are stored: f32, f16, q8_0, q4_0 ...")] = "f16",
-    type_v: Annotated[str, typer.Option("--type-v", help="How values are stored; blocks need --flash-attn.")] = "f16",
+    repeat_penalty: Annotated[float, _sampling("--repeat-penalty", help="Above 1: less repetition.")] = 1.0,
+    seed: Annotated[int | None, _sampling("--seed", min=0, help="Makes sampling repeatable.")] = None,
+    ctx: Annotated[int | None, _memory("--ctx", "-c", min=0, help="Cells; 0 = as trained.")] = None,
+    type_k: Annotated[str, _memory("--type-k", help="How keys are stored: f32, f16, q8_0, q4_0 ...")] = "f16",
+    type_v: Annotated[str, _memory("--type-v", help="How values are stored.")] = "f16",
     flash_attn: Annotated[
-        Attention, typer.Option("--flash-attn", help="Fused attention, or plain; auto measures.")
+        Attention, _memory("--flash-attn", metavar="auto|on|off", help="Fused attention, or plain; auto measures.")
     ] = Attention.AUTO,
-    device: Annotated[
-        list[str] | None, typer.Option("--device", "-d", help="A device of `pykv devices`; repeatable.")
-    ] = None,
-    n_gpu_layers: Annotated[
-        int, typer.Option("--gpu-layers", min=-1, help="Layers on the devices, from the last; -1 = all.")
-    ] = -1,
+    device: Annotated[list[str] | None, _memory("--device", "-d", help="One that devices lists; repeatable.")] = None,
+    n_gpu_layers: Annotated[int, _memory("--gpu-layers", min=-1, help="Layers on devices; -1 = all.")] = -1,
     threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:

