@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -67,6 +67,7 @@ def naive_top_p(logits, p: float) -> list[int] | None:
 # ---------------------------------------------------------------- each step
 
 
+@settings(deadline=None)
 @given(LOGITS, st.integers(1, 50))
 def test_top_k_keeps_the_best_and_of_equals_the_first(logits, k):
     before = logits.copy()
@@ -77,6 +78,7 @@ def test_top_k_keeps_the_best_and_of_equals_the_first(logits, k):
     assert np.array_equal(logits, before)
 
 
+@settings(deadline=None)
 @given(LOGITS, st.floats(0.0, 0.999))
 def test_top_p_keeps_the_fewest_that_reach_p(logits, p):
     expected = naive_top_p(logits, p)
@@ -84,6 +86,7 @@ def test_top_p_keeps_the_fewest_that_reach_p(logits, p):
     assert ids(keep_top_p(Candidates(logits), p)) == expected
 
 
+@settings(deadline=None)
 @given(LOGITS, st.integers(1, 40), st.floats(0.0, 0.999))
 def test_top_p_after_top_k_counts_only_what_is_left(logits, k, p):
     left = naive_order(logits)[:k]
@@ -104,6 +107,7 @@ def test_top_p_of_a_large_vocabulary_looks_as_far_as_it_must(spread):
         assert reached - probabilities[kept[-1]] < p + 1e-5
 
 
+@settings(deadline=None)
 @given(LOGITS, st.floats(0.001, 1.0), st.booleans())
 def test_min_p_keeps_a_share_of_the_best(logits, p, is_sorted):
     start = keep_top_k(Candidates(logits), 20) if is_sorted else Candidates(logits)
@@ -115,6 +119,7 @@ def test_min_p_keeps_a_share_of_the_best(logits, p, is_sorted):
     assert kept.is_sorted == is_sorted
 
 
+@settings(deadline=None)
 @given(LOGITS, st.floats(0.05, 20))
 def test_temperature_divides_the_logits(logits, temperature):
     scaled = naive_softmax(divide_by_temperature(Candidates(logits), temperature).logits)
@@ -219,7 +224,7 @@ def test_without_a_seed_two_samplers_differ():
     ],
 )
 def test_tokens_come_as_often_as_their_probability_says(params):
-    logits, n = np.array([0, 2, -1, 1.5, -np.inf, 1], np.float32), 20_000
+    logits, n = np.array([0, 2, -1, 1.5, -np.inf, 1], np.float32), 8_000
     kept = set(naive_order(logits)[: params.top_k or None])
     kept &= set(naive_top_p(logits, params.top_p) or ()) if params.top_p < 1 else kept
     probabilities = naive_softmax(logits)
@@ -233,6 +238,7 @@ def test_tokens_come_as_often_as_their_probability_says(params):
         assert abs(counts[token] - n * probability) <= 5 * math.sqrt(n * probability * (1 - probability)) + 1e-9
 
 
+@settings(deadline=None)
 @given(LOGITS, st.integers(0, 2**32))
 def test_a_draw_never_takes_an_impossible_token(logits, seed):
     logits = np.where(np.arange(len(logits)) % 2, np.float32(-np.inf), logits)

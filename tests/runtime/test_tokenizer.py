@@ -151,7 +151,7 @@ def test_an_empty_token_has_a_name_and_a_malformed_byte_token_is_an_error():
         of.token_bytes(3)
 
 
-@settings(max_examples=50)
+@settings(deadline=None, max_examples=50)
 @given(st.text(max_size=60))
 def test_text_survives_the_round_trip(text):
     of = _byte_level()
@@ -160,6 +160,7 @@ def test_text_survives_the_round_trip(text):
         assert spm().decode(spm().encode(text), skip_special=True) == text
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 255), max_size=40))
 def test_decode_replaces_what_is_no_utf8(ids):
     of = _byte_level()
@@ -191,6 +192,7 @@ def test_a_stream_keeps_the_leading_space():
     assert spm().stream().push(named(spm(), "▁a")) == " a"
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 255), max_size=40))
 def test_a_stream_says_in_the_end_what_decode_says(ids):
     of = _byte_level()
@@ -201,6 +203,7 @@ def test_a_stream_says_in_the_end_what_decode_says(ids):
         assert of.decode(ids).startswith("".join(parts[:n]))
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=3), max_size=12))
 def test_a_stream_takes_any_split_of_bytes(pieces):
     stream = StreamDecoder(pieces.__getitem__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.naive_tokenizer import bpe_ids, gpt2_words
 from support.tiny_vocab import CONTROL, NORMAL, USER_DEFINED, bpe_metadata, byte_chars
@@ -64,6 +64,7 @@ def test_a_word_that_is_a_token_ignores_the_merges_in_llama3():
     assert of.encode("abc") == ids_of(["ab", "c"], of)  # the same words, but merges decide
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=ALPHABET, max_size=40))
 def test_equals_the_naive_tokenizer(text):
     of = _shared()
@@ -71,6 +72,7 @@ def test_equals_the_naive_tokenizer(text):
     assert of.encode(text) == bpe_ids(text, gpt2_words(text), ids, MERGES)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=ALPHABET, max_size=40))
 def test_bytes_without_a_token_are_left_out_and_part_their_neighbours(text):
     of = _gappy()

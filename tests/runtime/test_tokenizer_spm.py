@@ -79,7 +79,7 @@ def test_a_space_is_put_before_text_at_the_start_and_after_special_tokens():
     assert of.encode("he<turn>heb", add_bos=False) == expected[1:]
 
 
-@settings(max_examples=200)
+@settings(deadline=None, max_examples=200)
 @given(st.text(alphabet=ALPHABET, max_size=30))
 @example("a" * 70 + "b")
 def test_equals_the_naive_tokenizer(text):
@@ -87,12 +87,14 @@ def test_equals_the_naive_tokenizer(text):
     assert of.encode(text) == naive_ids(text.encode(), of)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab▁ 中", min_size=60, max_size=120))
 def test_long_texts_without_a_cut_equal_the_naive_tokenizer(text):
     of = tokenizer()
     assert of.encode(text) == naive_ids(text.encode(), of)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(["<turn>", "<turn", "<s>", "</s>", "  ", "\n\n", "\n", " ", "he", ">", "<"]), max_size=9)
 )
@@ -103,6 +105,7 @@ def test_special_tokens_equal_the_naive_partition(parse_special, parts):
     assert of.encode(text, parse_special=parse_special) == expected
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from([b"he", b" ", b"\xe4\xb8\xad", b"\xe4\xb8", b"\xe4", b"\xff", b"\xc3", b"\x80", b"<turn>"])
