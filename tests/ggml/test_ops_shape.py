@@ -1,0 +1,252 @@
+"""Views, permutations and copies against numpy; bounds and overflow."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.cpu_graph import run
+
+from pykv.errors import TensorError
+from pykv.ggml import Arena, DType, Tensor, from_float, ops
+
+RNG = np.random.default_rng(8)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+@pytest.fixture
+def arena() -> Arena:
+    return Arena(64)
+
+
+@pytest.mark.parametrize("axes", list(permutations(range(4))))
+def test_permute(axes):
+    x = normal(2, 3, 4, 5)
+    out = run(lambda c, t: ops.cont(c, ops.permute(c, t, *axes)), x)
+    # ggml: dim axes[i] of the result is dim i of the operand, counted from the contiguous end
+    order = [0] * 4
+    for i, axis in enumerate(axes):
+        order[3 - axis] = 3 - i
+    assert np.array_equal(out, x.transpose(order))
+
+
+def test_transpose_and_cont():
+    x = normal(3, 5)
+    assert np.array_equal(run(lambda c, t: ops.cont(c, ops.transpose(c, t)), x)[0, 0], x.T)
+
+
+@pytest.mark.parametrize("ne", [(24,), (6, 4), (4, 3, 2), (1, 2, 3, 4)])
+def test_reshape(ne):
+    x = normal(2, 3, 4)
+    out = run(lambda c, t: ops.scale(c, ops.reshape(c, t, *ne), 1.0), x)
+    assert np.array_equal(out.reshape(-1), x.reshape(-1))
+    assert out.shape == tuple(reversed((*ne, 1, 1, 1, 1)[:4]))
+
+
+def test_view_of_a_part_of_every_dim():
+    x = normal(3, 4, 5, 6)
+
+    def build(c: Arena, t: Tensor) -> Tensor:
+        offset = 1 * t.nb[3] + 2 * t.nb[2] + 1 * t.nb[1] + 2 * t.nb[0]
+        return ops.cont(c, ops.view(c, t, (3, 4, 2, 2), (t.nb[1], t.nb[2], t.nb[3]), offset))
+
+    assert np.array_equal(run(build, x), x[1:3, 2:4, 1:5, 2:5])
+
+
+def test_view_of_a_view_counts_offsets_from_the_view():
+    x = normal(6, 4)
+
+    def build(c: Arena, t: Tensor) -> Tensor:
+        lower = ops.view(c, t, (4, 4, 1, 1), (t.nb[1], t.nb[2], t.nb[3]), 2 * t.nb[1])
+        return ops.cont(c, ops.view(c, lower, (2, 2, 1, 1), (t.nb[1], t.nb[2], t.nb[3]), t.nb[1] + 4))
+
+    assert np.array_equal(run(build, x)[0, 0], x[3:5, 1:3])
+
+
+def test_a_stride_of_zero_repeats():
+    x = normal(4, 3)
+    out = run(lambda c, t: ops.cont(c, ops.view(c, t, (3, 4, 1, 1), (0, 0, 0))), x)
+    assert np.array_equal(out[0, 0], np.broadcast_to(x[0], (4, 3)))
+
+
+def test_rows_of_a_quantised_view():
+    x = normal(5, 64)
+
+    def build(c: Arena, t: Tensor) -> Tensor:
+        return ops.cast(c, ops.view(c, t, (32, 3, 1, 1), (t.nb[1], t.nb[2], t.nb[3]), t.nb[1] + 34), DType.F32)
+
+    whole = gguf.dequantize(from_float(DType.Q8_0, x).reshape(5, -1), gguf.GGMLQuantizationType.Q8_0)
+    assert np.array_equal(run(build, (x, DType.Q8_0))[0, 0], whole[1:4, 32:])
+
+
+@pytest.mark.parametrize("n", [0, 3])
+def test_pad(n):
+    x = normal(2, 3, 4)
+    assert np.array_equal(run(lambda c, t: ops.pad(c, t, n), x)[0], np.pad(x, ((0, 0), (0, 0), (0, n))))
+
+
+def test_pad_leaves_a_transposed_tensor_alone(arena):
+    with pytest.raises(TensorError, match="pad"):
+        ops.pad(arena, ops.transpose(arena, arena.tensor(DType.F32, (4, 3))), 1)
+
+
+CASTS = [DType.F32, DType.F16, DType.BF16, DType.Q8_0, DType.Q5_1, DType.Q5_0, DType.Q4_1, DType.Q4_0, DType.IQ4_NL]
+
+
+@pytest.mark.parametrize("target", CASTS, ids=lambda t: t.label)
+@pytest.mark.parametrize("source", [DType.F32, DType.F16, DType.BF16], ids=lambda t: t.label)
+def test_cast_of_floats_is_the_reference_conversion(source, target):
+    x = normal(4, 64).astype(np.float16).astype(np.float32)
+    x = (x.view(np.uint32) & 0xFFFF0000).view(np.float32)  # exact in every float type
+    out = run(lambda c, t: ops.cast(c, ops.cast(c, t, target), DType.F32), (x, source))[0, 0]
+    expect = gguf.dequantize(from_float(target, x).reshape(4, -1), gguf.GGMLQuantizationType(int(target)))
+    step = np.abs(x).reshape(4, 2, 32).max(-1).repeat(32, -1) * (2 / 15)  # kernels may break a tie the other way
+    assert np.count_nonzero(out != expect) <= 0.02 * out.size
+    assert (np.abs(out - expect) <= step).all()
+
+
+def test_cast_of_a_permuted_tensor():
+    x = normal(2, 3, 4)
+    out = run(lambda c, t: ops.cast(c, ops.permute(c, t, 1, 0, 2, 3), DType.F16), x)
+    assert np.array_equal(out[0], x.transpose(0, 2, 1).astype(np.float16))
+
+
+# refusals
+
+
+@pytest.mark.parametrize("ne", [(), (5,), (6, 0), (-6,), (-2, -3), (-1, -1, 6), (1, 1, 1, 1, 6), (2**32, 2**32)])
+def test_reshape_refuses_what_does_not_hold_the_same_elements(arena, ne):
+    with pytest.raises(TensorError, match="reshape"):
+        ops.reshape(arena, arena.tensor(DType.F32, (6,)), *ne)
+
+
+def test_reshape_refuses_strided_and_broken_blocks(arena):
+    with pytest.raises(TensorError, match="reshape"):
+        ops.reshape(arena, ops.transpose(arena, arena.tensor(DType.F32, (2, 3))), 6)
+    with pytest.raises(TensorError, match="reshape"):
+        ops.reshape(arena, arena.tensor(DType.Q8_0, (32, 3)), 48, 2)
+    assert ops.reshape(arena, arena.tensor(DType.Q8_0, (32, 4)), 64, 2).ne == (64, 2, 1, 1)
+
+
+VIEWS = {
+    "a row too many": ((4, 7, 1, 1), (16, 96, 96), 0),
+    "an offset at the end": ((4, 1, 1, 1), (16, 96, 96), 96),
+    "an element too far": ((4, 1, 1, 1), (16, 96, 96), 84),
+    "a negative offset": ((4, 1, 1, 1), (16, 96, 96), -4),
+    "a negative stride": ((4, 2, 1, 1), (-16, 96, 96), 16),
+    "no elements": ((4, 0, 1, 1), (16, 96, 96), 0),
+    "a negative dim": ((4, -1, 1, 1), (16, 96, 96), 0),
+    "an offset within an element": ((4, 1, 1, 1), (16, 96, 96), 2),
+    "a stride within an element": ((4, 2, 1, 1), (18, 96, 96), 0),
+    "an offset past int64": ((4, 1, 1, 1), (16, 96, 96), 2**64),
+    "a stride past int64": ((4, 2, 1, 1), (2**64, 96, 96), 0),
+    "a product past int64": ((4, 2**32, 2**32, 1), (0, 0, 0), 0),
+    "more elements than there are": ((4, 7, 1, 1), (0, 0, 0), 0),
+}
+
+
+@pytest.mark.parametrize("case", VIEWS)
+def test_view_refuses(arena, case):
+    x = arena.tensor(DType.F32, (4, 6))
+    with pytest.raises(TensorError, match="view"):
+        ops.view(arena, x, *VIEWS[case])
+    assert arena.n_used == 1
+
+
+def test_view_refuses_a_part_of_a_block(arena):
+    x = arena.tensor(DType.Q8_0, (64, 2))
+    with pytest.raises(TensorError, match="block"):
+        ops.view(arena, x, (16, 2, 1, 1), (x.nb[1], x.nb[2], x.nb[3]))
+    with pytest.raises(TensorError, match="view"):
+        ops.view(arena, x, (32, 1, 1, 1), (x.nb[1], x.nb[2], x.nb[3]), 2)
+
+
+@given(
+    ne=st.tuples(*[st.integers(-1, 7)] * 4),
+    nb=st.tuples(*[st.integers(-2, 30).map(lambda n: 4 * n)] * 3),
+    offset=st.integers(-2, 60).map(lambda n: 4 * n),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_view_that_is_granted_stays_inside(ne, nb, offset):
+    arena = Arena(2)
+    x = arena.tensor(DType.F32, (5, 4, 2))  # 40 elements
+    try:
+        out = ops.view(arena, x, ne, nb, offset)
+    except TensorError:
+        return
+    first = offset // 4
+    grid = first + sum(
+        np.arange(n).reshape([-1 if j == i else 1 for j in range(4)]) * step // 4
+        for i, (n, step) in enumerate(zip(ne, (4, *nb), strict=True))
+    )
+    assert out.ne == ne
+    assert grid.min() >= 0
+    assert grid.max() < 40
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (0, 0, 1, 2), (0, 1, 2, 4), (-1, 0, 1, 2), (0, 1, 2, 3, 3)])
+def test_permute_refuses_what_is_no_permutation(arena, axes):
+    with pytest.raises(TensorError, match="permutation"):
+        ops.permute(arena, arena.tensor(DType.F32, (2, 3)), *axes)
+
+
+def test_blocks_are_not_taken_apart(arena):
+    x = arena.tensor(DType.Q4_0, (32, 32))
+    for refused in (lambda: ops.permute(arena, x, 1, 0, 2, 3), lambda: ops.transpose(arena, x)):
+        with pytest.raises(TensorError, match="blocks"):
+            refused()
+    assert ops.permute(arena, x, 0, 2, 1, 3).ne == (32, 1, 32, 1)
+
+
+def test_strides_beyond_2_gib_survive_a_permutation(arena):
+    x = arena.tensor(DType.F16, (128, 2**20, 64, 2))
+    assert x.nb == (2, 256, 2**28, 2**34)
+    out = ops.permute(arena, x, 0, 2, 1, 3)
+    assert out.nb == (2, 2**28, 256, 2**34)
+    assert out.nbytes == x.nbytes
+    assert ops.permute(arena, out, 0, 2, 1, 3).nb == x.nb
+
+
+def test_a_dim_beyond_int_is_not_permuted(arena):
+    with pytest.raises(TensorError, match="too large"):
+        ops.permute(arena, arena.tensor(DType.F16, (2**31, 1)), 1, 0, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (DType.Q8_0, DType.F16),
+        (DType.Q4_0, DType.Q8_0),
+        (DType.F32, DType.I8),
+        (DType.F32, DType.Q4_K),
+        (DType.F32, DType.IQ3_S),
+        (DType.I32, DType.F32),
+        (DType.F64, DType.F32),
+        (DType.Q8_K, DType.F32),
+    ],
+)
+def test_casts_without_a_kernel(arena, source, target):
+    with pytest.raises(TensorError, match="cast"):
+        ops.cast(arena, arena.tensor(source, (256,)), target)
+
+
+def test_cast_refuses_rows_that_are_no_whole_blocks(arena):
+    with pytest.raises(TensorError, match="whole blocks"):
+        ops.cast(arena, arena.tensor(DType.F32, (33,)), DType.Q8_0)
+    with pytest.raises(TensorError, match="cannot become"):
+        ops.cast(arena, ops.transpose(arena, arena.tensor(DType.F32, (32, 32))), DType.Q8_0)
+
+
+@pytest.mark.parametrize("n", [-1, 2**31, 2**62])
+def test_pad_refuses(arena, n):
+    with pytest.raises(TensorError, match="pad"):
+        ops.pad(arena, arena.tensor(DType.F32, (4,)), n)
+    with pytest.raises(TensorError, match="pad: wants f32"):
+        ops.pad(arena, arena.tensor(DType.F16, (4,)), 1)
