@@ -14,6 +14,10 @@ from typing import Any, Self
 from pykv.errors import UseAfterCloseError
 
 
+def _freed(_: Any) -> None:
+    raise AssertionError("freed twice")
+
+
 class _Claim:
     """The C pointer and the count of those who need it; freed when nobody does."""
 
@@ -27,7 +31,8 @@ class _Claim:
     def release(self) -> None:
         self.holders -= 1
         if self.holders == 0:
-            self.free(self.ptr)
+            free, self.free = self.free, _freed  # what it kept alive goes too
+            free(self.ptr)
             for parent in self.parents:
                 parent.release()
 

@@ -1,0 +1,112 @@
+"""Graph inputs: filled in place, refused once the memory is someone else's."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from pykv.errors import TensorError, UseAfterCloseError
+from pykv.ggml import Arena, Backend, Buffer, DType, Graph, GraphInput, Sched, Tensor, cpu_device, ops
+
+CPU = cpu_device()
+
+
+@pytest.fixture
+def sched():
+    with Backend(CPU, 1) as backend, Sched([backend], 32) as sched:
+        yield sched
+
+
+def summing(kind: DType = DType.F32) -> tuple[Graph, GraphInput, Tensor]:
+    arena = Arena(8, 8)
+    one = GraphInput(arena.tensor(kind, (4, 3), "x"))
+    out = ops.cont(arena, one.tensor).as_output()
+    graph = Graph(arena)
+    graph.expand(out)
+    return graph, one, out
+
+
+@pytest.mark.parametrize("kind", [DType.F32, DType.F16, DType.I32, DType.I64], ids=lambda t: t.label)
+def test_what_is_written_is_what_is_read(sched, kind):
+    graph, one, out = summing(kind)
+    sched.allocate(graph)
+    one.bind()
+    assert one.array.shape == (1, 1, 3, 4)
+    assert one.array.dtype == kind.numpy_dtype
+    for value in (1, 2):
+        one.array[...] = value * np.arange(12).reshape(3, 4)
+        one.commit()
+        sched.compute(graph)
+        assert np.array_equal(out.numpy()[0, 0], value * np.arange(12).reshape(3, 4))
+
+
+@pytest.mark.parametrize("kind", [DType.Q8_0, DType.BF16], ids=lambda t: t.label)
+def test_types_that_numpy_lacks(kind):
+    with pytest.raises(TensorError, match="cannot be filled"):
+        GraphInput(Arena(1).tensor(kind, (32,), "x"))
+
+
+def test_not_bound_or_bound_too_early(sched):
+    graph, one, _ = summing()
+    with pytest.raises(TensorError, match="not bound"):
+        _ = one.array
+    with pytest.raises(TensorError, match="no data yet"):
+        one.bind()
+    sched.allocate(graph)
+    with pytest.raises(TensorError, match="not bound"):
+        _ = one.array
+    one.bind()
+    one.array.fill(0)
+
+
+def test_an_input_that_no_node_reads_gets_scratch(sched):
+    graph, _, _ = summing()
+    spare = GraphInput(graph.arena.tensor(DType.I32, (5,), "spare"))
+    sched.allocate(graph)
+    spare.bind()
+    spare.array[...] = 7
+    spare.commit()
+    sched.compute(graph)
+
+
+def test_the_array_is_refused_once_the_memory_is_taken_back(sched):
+    graph, one, _ = summing()
+    sched.allocate(graph)
+    one.bind()
+    sched.allocate(summing()[0])
+    for use in (lambda: one.array, one.bind):
+        with pytest.raises(TensorError, match="taken"):
+            use()
+
+
+def test_an_array_kept_beyond_its_scheduler_does_no_harm():
+    graph, one, _ = summing()
+    with Backend(CPU, 1) as backend:
+        sched = Sched([backend], 32)
+        sched.allocate(graph)
+        one.bind()
+        kept = one.array
+        sched.close()
+        kept[...] = 3  # the memory stays until the array goes
+        assert kept.sum() == 36
+        with pytest.raises(UseAfterCloseError):
+            _ = one.array
+        del sched
+        gc.collect()
+        kept[...] = 4
+        with pytest.raises(UseAfterCloseError):
+            one.bind()
+
+
+def test_an_input_in_a_buffer():
+    arena = Arena(1)
+    x = arena.tensor(DType.F32, (4,))
+    buffer = Buffer.allocate(arena, CPU.buffer_type, "test")
+    buffer.adopt(x)
+    one = GraphInput(x)
+    one.bind()
+    one.array[...] = 5
+    one.commit()
+    assert x.numpy().sum() == 20
