@@ -18,20 +18,6 @@ REFERENCE = [DType.BF16, DType.F16, DType.Q8_0, DType.Q5_1, DType.Q5_0, DType.Q4
 
 INTEGERS = {"I8", "I16", "I32", "I64"}
 NO_WRITER = {"IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "Q8_K", "F64", *INTEGERS}
-    "IQ2_XXS",
-    "IQ2_XS",
-    "IQ2_S",
-    "IQ3_XXS",
-    "IQ3_S",
-    "IQ1_S",
-    "IQ1_M",
-    "F64",
-    "I8",
-    "I16",
-    "I32",
-    "I64",
-    "Q8_K",
-}
 NO_READER = {"Q8_1", "Q8_K", "F64", *INTEGERS}
 
 
