@@ -30,27 +30,38 @@ MANY_TOKENS = 64
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Which path serves which ubatch, and the layout of V that this wants.
+    """Which path serves which ubatch, and how V is laid out for it.
+
+    Generation takes `FLASH` over V in rows and `GROUPED` over transposed V, since that is what each reads best.
 
     Attributes
     ----------
-    few : path of ubatches below `MANY_TOKENS` tokens a stream: generation.
-    many : path of the others: prompts.
-    v_trans : V is stored transposed. Either path reads either layout; a copy is made where they disagree.
+    many : path of ubatches of `MANY_TOKENS` tokens a stream or more: prompts.
+    transpose_from : used cells from which V is stored transposed; 0 = always, None = never.
     """
 
-    few: AttentionPath
     many: AttentionPath
-    v_trans: bool
+    transpose_from: int | None
 
     @classmethod
     def of(cls, path: AttentionPath) -> AttentionPlan:
-        """Return the plan that takes one path for everything, with V as it reads it best."""
-        return cls(path, path, v_trans=path is AttentionPath.GROUPED)
+        """Return the plan that takes one path for everything."""
+        return cls(path, 0 if path is AttentionPath.GROUPED else None)
 
-    def path(self, n_tokens: int) -> AttentionPath:
-        """Return the path for a ubatch with that many tokens in each stream."""
-        return self.many if n_tokens >= MANY_TOKENS else self.few
+    def path(self, n_tokens: int, v_trans: bool) -> AttentionPath:
+        """Return the path for a ubatch with that many tokens in each stream, over V as it is stored."""
+        if n_tokens >= MANY_TOKENS:
+            return self.many
+        return AttentionPath.GROUPED if v_trans else AttentionPath.FLASH
+
+    def wants_transposed(self, n_used: int, v_trans: bool) -> bool:
+        """Return how V shall lie with `n_used` cells in use, given how it lies.
+
+        It goes back only at half the depth at which it went, so that a cache near that depth does not swing.
+        """
+        if self.transpose_from is None:
+            return False
+        return n_used >= (self.transpose_from // 2 if v_trans else self.transpose_from)
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from pykv.memory.attention import MANY_TOKENS, AttentionParams, AttentionPath, A
 
 _LOG = logger(__name__)
 
-FEW_CELLS = 4096
-"""Cells at which one token is timed, at most: deep enough that reading them is what takes the time."""
+DEPTHS = (1024, 4096)
+"""Cells at which one token is timed. Below, either path takes little and what the graph around them costs decides."""
 MANY_CELLS = 512
 """Cells at which a prompt is timed, at most: prompts mostly start at the front."""
-N_ROUNDS = 3
+N_ROUNDS = 4
 NEVER = float("inf")
 
 
@@ -41,32 +41,41 @@ class ProbeShape:
 def faster_plan(device: Device, n_threads: int, shape: ProbeShape) -> AttentionPlan:
     """Return the plan that answers soonest. Takes a few tens of milliseconds the first time.
 
-    One token decides how V is stored, since generation reads all of it for each; prompts then take the path
-    that is faster over that layout.
+    Transposed V is worth its while from the depth on at which a token comes sooner with it.
     """
     started = time.perf_counter()
     devices = (device,) if device.kind == "cpu" else (device, cpu_device())
     backends = [Backend(each, n_threads) for each in devices]
     try:
         bench = _Bench(device, backends, shape)
-        few = {path: bench.seconds(path, AttentionPlan.of(path).v_trans, 1, FEW_CELLS) for path in AttentionPath}
-        first = min(few, key=lambda path: few[path])
-        v_trans = AttentionPlan.of(first).v_trans
-        many = {path: bench.seconds(path, v_trans, MANY_TOKENS, MANY_CELLS) for path in AttentionPath}
-        plan = AttentionPlan(first, min(many, key=lambda path: many[path]), v_trans)
+        many = {path: bench.seconds(path, False, MANY_TOKENS, MANY_CELLS) for path in AttentionPath}
+        plan = AttentionPlan(min(many, key=lambda path: many[path]), _transpose_from(bench, shape.n_cells))
     finally:
         for backend in backends:
             backend.close()
     _LOG.info(
-        "attention on %s: one token %s; %d tokens %s; V %s (measured in %.0f ms)",
+        "attention on %s: %d tokens %s; V transposed from %s cells on (measured in %.0f ms)",
         device.name,
-        _listed(few),
         MANY_TOKENS,
         _listed(many),
-        "transposed" if v_trans else "in rows",
+        plan.transpose_from,
         1e3 * (time.perf_counter() - started),
     )
     return plan
+
+
+def _transpose_from(bench: _Bench, n_cells: int) -> int | None:
+    """Return the least depth at which one token is faster over transposed V, 0 if the other path does not run."""
+    for depth in DEPTHS:
+        if depth > n_cells and depth > DEPTHS[0]:
+            return None
+        times = {path: bench.seconds(path, path is AttentionPath.GROUPED, 1, depth) for path in AttentionPath}
+        _LOG.info("one token over %d cells: %s", min(depth, n_cells), _listed(times))
+        if times[AttentionPath.FLASH] == NEVER:
+            return 0
+        if depth <= n_cells and times[AttentionPath.GROUPED] < times[AttentionPath.FLASH]:
+            return depth
+    return None
 
 
 def _listed(times: dict[AttentionPath, float]) -> str:

@@ -21,7 +21,7 @@ MIN_BLOCK = 64
 @cache
 def hadamard(n: int) -> F32Array:
     """Return the orthonormal, symmetric matrix (n, n), n a power of two: H[i, j] = (-1)^popcount(i & j) / sqrt(n)."""
-    assert n > 0 and n & (n - 1) == 0, f"n={n} is no power of two"
+    assert n.bit_count() == 1, f"n={n} is no power of two"
     i = np.arange(n)
     signs = np.where(np.bitwise_count(i[:, None] & i[None, :]) % 2, -1.0, 1.0)
     matrix: F32Array = (signs / np.sqrt(n)).astype(np.float32)

@@ -21,6 +21,7 @@ from pykv.memory.kv_context import KVContext
 from pykv.memory.kv_plan import KVPlan, KVSettings
 from pykv.memory.kv_sharing import shared_rotation, shared_tensors
 from pykv.memory.spec import MemorySpec
+from pykv.memory.v_layout import turn_v
 
 
 class KVCache:
@@ -67,6 +68,7 @@ class KVCache:
                 n_pos_per_embd=spec.n_pos_per_embd,
             )
         )
+        self._v_trans = settings.v_trans
         self._closed = False
 
     @staticmethod
@@ -91,6 +93,11 @@ class KVCache:
         return max((v.ne[0] for _, v in self._tensors.values()), default=0)
 
     @property
+    def v_trans(self) -> bool:
+        """Whether V is stored transposed now."""
+        return self._v_trans if self.other is None else self.other.v_trans
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the K and V buffers of this cache."""
         self._require_open()
@@ -113,6 +120,31 @@ class KVCache:
         if il not in self._tensors:
             raise ParamError(f"il={il}: this cache holds no K and V for it; it has {sorted(self._tensors)}")
         return self._tensors[il]
+
+    def store_v(self, transposed: bool) -> None:
+        """Lay out the stored V of all layers the other way; the same values in the same bytes. Mutates the data.
+
+        Raises
+        ------
+        ParamError : V is quantised, layers differ in width, or the cells belong to another cache.
+        """
+        if transposed == self.v_trans:
+            return
+        if not self.can_turn_v:
+            raise ParamError(f"transposed={transposed}: the V of this cache can only lie as it was made")
+        turn_v([self._tensors[layer.il][1] for layer in self._plan.layers], self.n_used, transposed)
+        self._v_trans = transposed
+
+    @property
+    def can_turn_v(self) -> bool:
+        """Whether `store_v` can change the layout."""
+        widths = {layer.n_embd_v for layer in self._plan.layers}
+        return self.other is None and len(widths) == 1 and not self._plan.type_v.is_quantized
+
+    @property
+    def n_used(self) -> int:
+        """Cells up to the last one in use, over all streams."""
+        return max(cells.used_max_p1 for cells in self.streams.cells)
 
     def cells(self, stream: int = 0) -> KVCells:
         """Return the bookkeeping of one stream: `pos`, `shift`, `owners` and more, as read-only arrays."""

@@ -43,9 +43,9 @@ class KVGraph:
         self._graph, self._arena = graph, graph.arena
         self._rule = MaskRule(causal=causal, window=cache.spec.window, alibi=cache.spec.alibi_max_bias > 0)
         n, s = shape.n_tokens, shape.n_stream
-        n_values = n * cache.n_embd_v_max if cache.settings.v_trans else n
+        n_values = n * cache.n_embd_v_max if cache.v_trans else n
         self._k_rows = self._input(DType.I64, (n,), "k_rows")
-        self._v_rows = self._input(DType.I64, (n_values,), "v_rows") if cache.settings.v_trans else self._k_rows
+        self._v_rows = self._input(DType.I64, (n_values,), "v_rows") if cache.v_trans else self._k_rows
         self._mask = self._input(path.mask_dtype, (shape.n_kv, n // s, 1, s), "kq_mask")
         self._rot_k = self._rotation(cache.rot_k, "rot_k")
         self._rot_v = self._rotation(cache.rot_v, "rot_v")
@@ -77,7 +77,7 @@ class KVGraph:
         if self._rot_v is not None:
             v = rotate(arena, v, self._rot_v.tensor)
         self._scatter(k_all, self._by_row(k), self._k_rows.tensor)
-        if self.cache.settings.v_trans:
+        if self.cache.v_trans:
             self._scatter_values(v_all, v)
         else:
             self._scatter(v_all, self._by_row(v), self._v_rows.tensor)
@@ -91,7 +91,7 @@ class KVGraph:
         params = AttentionParams(scale, spec.alibi_max_bias, spec.logit_softcap)
         if self._rot_k is not None:
             q = rotate(self._arena, q, self._rot_k.tensor)
-        kv = KVView(self.get_k(il), self.get_v(il), self.cache.settings.v_trans)
+        kv = KVView(self.get_k(il), self.get_v(il), self.cache.v_trans)
         out = attend(self._arena, self.path, q, kv, self._mask.tensor, params)
         return out if self._rot_v is None else rotate(self._arena, out, self._rot_v.tensor)
 
@@ -105,7 +105,7 @@ class KVGraph:
         """Return a view of the stored values, [Dv, Hk, n_kv, S], or [n_kv, Hk, Dv, S] where stored transposed."""
         v, layer = self.cache.tensors(il)[1], self.cache.spec.layers[il]
         head, width = layer.n_embd_head_v, v.ne[0]
-        if not self.cache.settings.v_trans:
+        if not self.cache.v_trans:
             return self._rows_view(v, head, layer.n_head_kv, width)
         size, n_cells, shape = v.dtype.type_size, self.cache.n_cells, self.shape
         ne = (shape.n_kv, layer.n_head_kv, head, shape.n_stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pykv.cells import Window
+from pykv.cells import NO_WINDOW, Window
 from pykv.errors import ParamError
 from pykv.ggml import RopeParams, Tensor
 from pykv.typing import is_whole
@@ -70,7 +70,7 @@ class MemorySpec:
     """
 
     layers: tuple[LayerSpec, ...]
-    window: Window = Window()
+    window: Window = NO_WINDOW
     n_pos_per_embd: int = 1
     alibi_max_bias: float = 0.0
     logit_softcap: float = 0.0

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pykv.errors import GGUFError
-from pykv.gguf import GGUFFile, TensorInfo
 from pykv.ggml import Arena, Buffer, Device, DType, Tensor
 from pykv.ggml.owner import Owner
+from pykv.gguf import GGUFFile, TensorInfo
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""

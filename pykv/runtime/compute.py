@@ -10,6 +10,7 @@ from pykv.cells import SlotInfo
 from pykv.ggml import Arena, Backend, Graph, GraphInput, Sched, Tensor
 from pykv.ggml.owner import Owner
 from pykv.memory import AttentionPlan, KVCache, KVShape
+from pykv.memory.attention import MANY_TOKENS
 from pykv.models import GraphBuilder, GraphShape
 from pykv.models.llama import Llama
 from pykv.typing import F32Array
@@ -66,6 +67,18 @@ class Compute:
         self._sched.reserve(built.graph, f"n_ubatch={n_tokens} over {self._cache.n_cells} cells")
         self._built = None
 
+    def lay_out_v(self, n_tokens: int) -> None:
+        """Let V lie as generation at the present depth reads it best, before `n_tokens` more are stored.
+
+        Prompts leave it in rows, where they write it fastest; the first token generated after them turns it.
+        """
+        cache = self._cache
+        wanted = self._attention.wants_transposed(cache.n_used + n_tokens, cache.v_trans)
+        if wanted == cache.v_trans or (wanted and n_tokens >= MANY_TOKENS) or not cache.can_turn_v:
+            return
+        cache.store_v(transposed=wanted)
+        self._built = None
+
     def run(self, shape: KVShape, slot: SlotInfo, ubatch: UBatch, out: F32Array) -> None:
         """Compute a ubatch whose bookkeeping has been applied; writes its logits into `out` (n_outputs, n_vocab).
 
@@ -109,7 +122,7 @@ class Compute:
         self._sched.reset()
         self._arena.reset()
         graph = Graph(self._arena)
-        path = self._attention.path(shape.kv.n_tokens // shape.kv.n_stream)
+        path = self._attention.path(shape.kv.n_tokens // shape.kv.n_stream, self._cache.v_trans)
         builder = GraphBuilder(graph, self._cache, shape, path)
         logits = self._model.build(builder)
         if logits is not None:

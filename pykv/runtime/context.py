@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from pykv.batch import Batch, BatchLimits, ValidBatch, validate
 from pykv.errors import ComputeCancelled, ConcurrentUseError, NoSlotError, ParamError, UseAfterCloseError
 from pykv.ggml import Backend, BufferType, CancelFlag, HeldInterrupt, cpu_device
-from pykv.memory import AttentionPath, AttentionPlan, KVCache, KVPlan, KVSettings
+from pykv.memory import AttentionPath, AttentionPlan, KVCache, KVPlan, KVSettings, UpdateStatus
 from pykv.memory.attention_probe import ProbeShape, faster_plan
 from pykv.memory.kv_context import KVContext
 from pykv.runtime.compute import Compute
@@ -176,6 +176,7 @@ class Context:
             raise ParamError(f"logits: {valid.n_outputs} rows asked for, n_outputs_max={self.params.n_outputs_max}")
         self.memory.update()
         plan = self._plan(valid)
+        self._compute.lay_out_v(valid.n_tokens)
         outputs = Outputs(valid.n_outputs, self.model.hparams.n_vocab)
         self._logits = None
         for i in range(len(plan.ubatches)):
@@ -184,6 +185,8 @@ class Context:
 
     def _plan(self, valid: ValidBatch) -> KVContext:
         plan = self.memory.init_batch(valid, self.params.n_ubatch)
+        if plan is None and self.memory.update() is UpdateStatus.SUCCESS:
+            plan = self.memory.init_batch(valid, self.params.n_ubatch)  # the update may have made room
         if plan is None:
             cells = self.memory.streams.cells
             used = ", ".join(f"{one.n_used} of {one.n} cells used" for one in cells)
@@ -247,7 +250,7 @@ def _kv_settings(params: ResolvedParams, attention: AttentionPlan) -> KVSettings
         unified=params.kv_unified,
         type_k=params.type_k,
         type_v=params.type_v,
-        v_trans=attention.v_trans,
+        v_trans=attention.transpose_from == 0,
     )
 
 

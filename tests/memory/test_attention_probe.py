@@ -14,7 +14,7 @@ from pykv.memory.attention import MANY_TOKENS
 from pykv.memory.attention_probe import NEVER, ProbeShape, faster_plan
 
 FLASH, GROUPED = AttentionPath.FLASH, AttentionPath.GROUPED
-SHAPE = ProbeShape(4, 2, 64, 64, 256, DType.F16, DType.F16)
+SHAPE = ProbeShape(4, 2, 64, 64, 1024, DType.F16, DType.F16)
 
 
 @pytest.fixture(autouse=True)
@@ -29,35 +29,79 @@ def _nothing_measured_yet() -> Iterator[None]:
 def test_both_paths_are_measured(type_k: DType, type_v: DType, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "pykv"):
         faster_plan(cpu_device(), 1, ProbeShape(4, 2, 64, 64, 256, type_k, type_v))
-    assert "one token flash" in caplog.text
+    assert "one token over 256 cells: flash" in caplog.text
     assert "does not run" not in caplog.text
     assert "inf ms" not in caplog.text
 
 
 def test_quantised_values_leave_only_the_fused_path() -> None:
-    shape = ProbeShape(4, 2, 64, 64, 256, DType.Q8_0, DType.Q8_0)
+    shape = ProbeShape(4, 2, 64, 64, 2048, DType.Q8_0, DType.Q8_0)
     assert faster_plan(cpu_device(), 1, shape) == AttentionPlan.of(FLASH)
 
 
-@pytest.mark.parametrize("few", AttentionPath)
-@pytest.mark.parametrize("many", AttentionPath)
-def test_the_faster_ones_are_taken_and_remembered(
-    few: AttentionPath, many: AttentionPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One token decides the layout of V; a prompt then takes what is faster over that layout."""
-    asked = []
+def pretend(monkeypatch: pytest.MonkeyPatch, many: AttentionPath, grouped_from: int) -> list[tuple[object, ...]]:
+    """Let one token be faster over transposed V from a depth on; returns the list of what will be asked."""
+    asked: list[tuple[object, ...]] = []
 
     def seconds(self, path, v_trans, n_tokens, n_kv) -> float:
-        asked.append((path, v_trans, n_tokens))
-        return 1.0 if path is (few if n_tokens == 1 else many) else 2.0
+        asked.append((path, v_trans, n_tokens, n_kv))
+        if n_tokens > 1:
+            return 1.0 if path is many else 2.0
+        return 1.0 if (path is GROUPED) == (n_kv >= grouped_from) else 2.0
 
     monkeypatch.setattr(attention_probe._Bench, "seconds", seconds)
-    for _ in range(3):
-        plan = faster_plan(cpu_device(), 1, SHAPE)
-    assert plan == AttentionPlan(few, many, v_trans=few is GROUPED)
-    assert [plan.path(n) for n in (1, MANY_TOKENS - 1, MANY_TOKENS)] == [few, few, many]
-    layout = few is GROUPED
-    assert asked == [(FLASH, False, 1), (GROUPED, True, 1)] + [(path, layout, MANY_TOKENS) for path in AttentionPath]
+    return asked
+
+
+@pytest.mark.parametrize("many", AttentionPath)
+@pytest.mark.parametrize(
+    ("grouped_from", "n_cells", "transpose_from"),
+    [(0, 8192, 1024), (1024, 8192, 1024), (2000, 8192, 4096), (2000, 4095, None), (9999, 8192, None), (0, 300, None)],
+)
+def test_the_faster_paths_are_taken_and_remembered(
+    many: AttentionPath, grouped_from: int, n_cells: int, transpose_from: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = pretend(monkeypatch, many, grouped_from)
+    shape = ProbeShape(4, 2, 64, 64, n_cells, DType.F16, DType.F16)
+    assert faster_plan(cpu_device(), 1, shape) == AttentionPlan(many, transpose_from)
+    n_asked = len(asked)
+    faster_plan(cpu_device(), 1, shape)
+    assert len(asked) == n_asked
+
+
+def test_each_path_is_timed_over_the_layout_that_it_will_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = pretend(monkeypatch, FLASH, 0)
+    faster_plan(cpu_device(), 1, ProbeShape(4, 2, 64, 64, 8192, DType.F16, DType.F16))
+    assert {(path, v_trans) for path, v_trans, n_tokens, _ in asked if n_tokens == 1} == {
+        (FLASH, False),
+        (GROUPED, True),
+    }
+    assert {v_trans for _, v_trans, n_tokens, _ in asked if n_tokens > 1} == {False}
+
+
+def test_a_plan_names_the_path_of_every_ubatch() -> None:
+    plan = AttentionPlan(FLASH, 1000)
+    few = [plan.path(n, v_trans) for v_trans in (False, True) for n in (1, MANY_TOKENS - 1)]
+    assert few == [FLASH, FLASH, GROUPED, GROUPED]
+    assert [plan.path(MANY_TOKENS, v_trans) for v_trans in (False, True)] == [FLASH, FLASH]
+
+
+@pytest.mark.parametrize(
+    ("transpose_from", "n_used", "v_trans", "wanted"),
+    [
+        (1000, 999, False, False),
+        (1000, 1000, False, True),
+        (1000, 500, True, True),
+        (1000, 499, True, False),
+        (0, 0, True, True),
+        (0, 0, False, True),
+        (None, 10**6, False, False),
+    ],
+)
+def test_values_are_turned_at_a_depth_and_back_at_half_of_it(
+    transpose_from: int | None, n_used: int, v_trans: bool, wanted: bool
+) -> None:
+    assert AttentionPlan(FLASH, transpose_from).wants_transposed(n_used, v_trans) is wanted
 
 
 def test_a_path_that_fails_is_not_taken(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
