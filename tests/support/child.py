@@ -10,8 +10,11 @@ from collections.abc import Mapping
 
 
 def python_command(*arguments: str) -> list[str]:
-    """Return the command line of this interpreter, with a trace on fatal signals."""
-    return [sys.executable, *(["-S"] if sys.flags.no_site else []), "-X", "faulthandler", *arguments]
+    """Return the command line of this interpreter, with a trace on fatal signals.
+
+    -P: the folder it runs in may be the source folder, which must not hide the installed package.
+    """
+    return [sys.executable, "-P", *(["-S"] if sys.flags.no_site else []), "-X", "faulthandler", *arguments]
 
 
 def child_environment() -> dict[str, str]:
