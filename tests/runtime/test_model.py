@@ -45,7 +45,7 @@ def test_files_that_are_no_models(tmp_path: Path, path: Path) -> None:
             pykv.Model.load(tmp_path / name)
     with pytest.raises(GGUFError, match="cannot be opened"):
         pykv.Model.load(tmp_path / "nowhere")
-    with pytest.raises(GGUFError, match="cannot be opened"):
+    with pytest.raises(GGUFError):
         pykv.Model.load(tmp_path)
 
 
