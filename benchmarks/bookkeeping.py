@@ -104,9 +104,7 @@ def steps(ctx: pykv.Context, clock: ComputeClock, n: int) -> dict[str, float]:
     return result
 
 
-def one_token(
-    model: pykv.Model, clock: ComputeClock, n_cells: int, threads: int, compute: bool
-) -> dict[str, float]:
+def one_token(model: pykv.Model, clock: ComputeClock, n_cells: int, threads: int, compute: bool) -> dict[str, float]:
     """Measure steps in a nearly full cache."""
     wide: dict[str, Any] = {} if compute else {"type_k": "q4_0", "type_v": "q4_0", "n_ubatch": 32}
     flash = "auto" if compute else True
@@ -140,9 +138,7 @@ def prompt_ubatch(n_cells: int = 32768, n: int = 512, rounds: int = 15) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="GGUF file; default PYKV_TEST_SMOLLM2 or the pulled SmolLM2")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()

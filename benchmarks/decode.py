@@ -23,14 +23,10 @@ PROMPT = 512
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="GGUF file; default PYKV_TEST_SMOLLM2 or the pulled SmolLM2")
     parser.add_argument("--n-ctx", type=int, default=8192, help="cells (default 8192)")
-    parser.add_argument(
-        "--depths", type=int, nargs="*", default=[0, 2048, 4096, 7592], help="tokens already stored"
-    )
+    parser.add_argument("--depths", type=int, nargs="*", default=[0, 2048, 4096, 7592], help="tokens already stored")
     parser.add_argument("--rounds", type=int, default=7, help="turns of every side at each depth (default 7)")
     parser.add_argument("--steps", type=int, default=6, help="single tokens a turn (default 6)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)

@@ -17,9 +17,7 @@ from peer import llama_peer, machine, model_path, pykv_peer, say
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="GGUF file; default PYKV_TEST_SMOLLM2 or the pulled SmolLM2")
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()

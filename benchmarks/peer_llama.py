@@ -30,9 +30,7 @@ class LlamaSide:
         self._flags = (ctypes.c_int8 * 512)()
         ids = (lc.llama_seq_id * 1)(0)
         self._n_ids = (ctypes.c_int32 * 512)(*[1] * 512)
-        self._ids = (ctypes.POINTER(lc.llama_seq_id) * 512)(
-            *[ctypes.cast(ids, ctypes.POINTER(lc.llama_seq_id))] * 512
-        )
+        self._ids = (ctypes.POINTER(lc.llama_seq_id) * 512)(*[ctypes.cast(ids, ctypes.POINTER(lc.llama_seq_id))] * 512)
         self._keep = ids
 
     def about(self) -> dict[str, str]:

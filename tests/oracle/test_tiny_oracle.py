@@ -26,13 +26,11 @@ TOKENS = [int(t) for t in np.random.default_rng(21).integers(0, 300, 400)]
 
 @pytest.mark.parametrize("flash", [True, False], ids=["flash", "plain"])
 @pytest.mark.parametrize("name", list(TINY_MODELS))
-def test_tiny_model_gives_llama_cpps_rows(
-    oracle: Oracle, tiny_paths: dict[str, Path], name: str, flash: bool
-) -> None:
+def test_tiny_model_gives_llama_cpps_rows(oracle: Oracle, tiny_paths: dict[str, Path], name: str, flash: bool) -> None:
     path = tiny_paths[name]
     with (
         pykv.Model.load(str(path)) as model,
-        Pair(oracle, model, path, n_ctx=512, n_ubatch=64, flash_attn=flash) as pair,
+        Pair(oracle, model, path, n_ctx=512, n_ubatch=64, flash_attn=flash, n_threads=1) as pair,
     ):
         rows, expected = pair.decode(OracleBatch.of(TOKENS[:150], logits="all"))
         assert nmse(rows, expected) <= TOLERANCE
@@ -42,12 +40,10 @@ def test_tiny_model_gives_llama_cpps_rows(
 
 
 @pytest.mark.parametrize("unified", [True, False], ids=["unified", "streams"])
-def test_random_forks_trims_and_batches_stay_together(
-    oracle: Oracle, tiny_llama_path: Path, unified: bool
-) -> None:
+def test_random_forks_trims_and_batches_stay_together(oracle: Oracle, tiny_llama_path: Path, unified: bool) -> None:
     """Walk both sides through the same random history; positions and rows agree after every step."""
     rng, n_seqs = np.random.default_rng(5), 3
-    cache: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
+    cache: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "flash_attn": False, "n_threads": 1}
     with (
         pykv.Model.load(str(tiny_llama_path)) as model,
         Pair(
@@ -88,7 +84,7 @@ def test_what_llama_cpp_refuses_pykv_refuses_with_a_reason(oracle: Oracle, tiny_
 
     with (
         pykv.Model.load(str(tiny_llama_path)) as model,
-        Pair(oracle, model, tiny_llama_path, n_ctx=256, n_seq_max=2) as pair,
+        Pair(oracle, model, tiny_llama_path, n_ctx=256, n_seq_max=2, n_threads=1) as pair,
     ):
         pair.decode(OracleBatch.of(TOKENS[:100]))
         both(OracleBatch.of(TOKENS[:1], start=99), -1, BatchError)

@@ -16,9 +16,7 @@ from support.tiny_gguf import TinyModel
 F64Array = NDArray[np.float64]
 
 
-def rope_angles(
-    model: TinyModel, factors: F64Array | None, pos: NDArray[np.int64]
-) -> tuple[F64Array, F64Array]:
+def rope_angles(model: TinyModel, factors: F64Array | None, pos: NDArray[np.int64]) -> tuple[F64Array, F64Array]:
     """Return cos and sin times the magnitude, each (n, n_rot / 2), as ggml's CPU RoPE defines them."""
     pair = np.arange(model.n_rot // 2)
     theta = pos[:, None] * np.float64(model.rope_base) ** (-2.0 * pair / model.n_rot)
@@ -76,9 +74,7 @@ class NaiveLlama:
     ) -> F64Array:
         """Append tokens and return their logits, (n_tokens, n_vocab); `pos` None continues each sequence."""
         ids = _per_token(seq_ids, len(tokens))
-        self.pos = np.append(
-            self.pos, self._continued(ids) if pos is None else np.asarray(pos, dtype=np.int64)
-        )
+        self.pos = np.append(self.pos, self._continued(ids) if pos is None else np.asarray(pos, dtype=np.int64))
         self.seqs.extend(set(seqs) for seqs in ids)
         may_see = self._may_see(len(tokens))
         x = self.weights["token_embd.weight"][np.asarray(tokens)]
@@ -172,9 +168,7 @@ class NaiveLlama:
         self._stored_k[il] = np.concatenate([self._stored_k[il], k])
         self._stored_v[il] = np.concatenate([self._stored_v[il], v])
         q = self._rotate(q, self.pos[-len(x) :])
-        all_k = self._rounded(self._rotate(self._stored_k[il], self.pos)).repeat(
-            m.n_head // m.n_head_kv, axis=1
-        )
+        all_k = self._rounded(self._rotate(self._stored_k[il], self.pos)).repeat(m.n_head // m.n_head_kv, axis=1)
         all_v = self._rounded(self._stored_v[il]).repeat(m.n_head // m.n_head_kv, axis=1)
         scores = np.einsum("ihd,jhd->hij", q, all_k) / np.sqrt(m.head_dim)
         scores = np.where(may_see, scores, -np.inf)

@@ -103,9 +103,7 @@ class Oracle:
         """Return llama.cpp's version, the kernels it was built with, and the child's Python."""
         return dict(self.call("info"))
 
-    def tokenize(
-        self, path: Path, text: str, *, add_special: bool = True, parse_special: bool = True
-    ) -> list[int]:
+    def tokenize(self, path: Path, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Return llama.cpp's tokens for a text."""
         return list(self.call("tokenize", str(path), text, add_special, parse_special))
 

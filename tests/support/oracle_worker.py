@@ -58,9 +58,7 @@ class Worker:
         for key in [k for k in self._models if k[0] == path]:
             lc.llama_model_free(self._models.pop(key))
 
-    def tokenize(
-        self, path: str, text: str, add_special: bool = True, parse_special: bool = True
-    ) -> list[int]:
+    def tokenize(self, path: str, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         vocab, data = lc.llama_model_get_vocab(self._model(path)), text.encode("utf-8")
         room = len(data) + 8
         tokens = (lc.llama_token * room)()
@@ -171,7 +169,8 @@ class Worker:
     def state_seq_data(self, ctx_id: int, seq_id: int) -> bytes:
         n = self.state_seq_nbytes(ctx_id, seq_id)
         room = (ctypes.c_uint8 * n)()
-        return bytes(room)[: lc.llama_state_seq_get_data(self._contexts[ctx_id], room, n, seq_id)]
+        written = lc.llama_state_seq_get_data(self._contexts[ctx_id], room, n, seq_id)
+        return bytes(room)[:written]
 
     def state_seq_set(self, ctx_id: int, data: bytes, seq_id: int) -> int:
         room = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
@@ -211,9 +210,7 @@ def _batch(wanted: dict[str, Any]) -> tuple[Any, list[Any]]:
     pos = (lc.llama_pos * n)(*wanted["pos"])
     ids = [(lc.llama_seq_id * len(seqs))(*seqs) for seqs in wanted["seq_ids"]]
     n_ids = (ctypes.c_int32 * n)(*map(len, ids))
-    pointers = (ctypes.POINTER(lc.llama_seq_id) * n)(
-        *(ctypes.cast(a, ctypes.POINTER(lc.llama_seq_id)) for a in ids)
-    )
+    pointers = (ctypes.POINTER(lc.llama_seq_id) * n)(*(ctypes.cast(a, ctypes.POINTER(lc.llama_seq_id)) for a in ids))
     flags = (ctypes.c_int8 * n)(*map(bool, wanted["logits"]))
     batch = lc.llama_batch()
     batch.n_tokens, batch.token, batch.embd = n, tokens, None
@@ -232,19 +229,14 @@ def _size_method(cls: str, method: str, result: Any) -> Any:
 
 def _is_a(cls: str, pointer: int) -> bool:
     vtable = ctypes.addressof(ctypes.c_char.in_dll(lc._lib, f"_ZTV{len(cls)}{cls}"))
-    return ctypes.cast(pointer, ctypes.POINTER(ctypes.c_size_t))[0] == vtable + 2 * ctypes.sizeof(
-        ctypes.c_void_p
-    )
+    return ctypes.cast(pointer, ctypes.POINTER(ctypes.c_size_t))[0] == vtable + 2 * ctypes.sizeof(ctypes.c_void_p)
 
 
 def _attention_caches(memory: int) -> list[int]:
     if _is_a("llama_kv_cache", memory):
         return [memory]
     if _is_a("llama_kv_cache_iswa", memory):
-        return [
-            _size_method("llama_kv_cache_iswa", half, ctypes.c_void_p)(memory)
-            for half in ("get_base", "get_swa")
-        ]
+        return [_size_method("llama_kv_cache_iswa", half, ctypes.c_void_p)(memory) for half in ("get_base", "get_swa")]
     raise RuntimeError("neither llama_kv_cache nor llama_kv_cache_iswa")
 
 

@@ -15,7 +15,9 @@ CODE = (
     "    if not values:\n        return 0.0\n    return"
 )
 
-MIXED = "Zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich; 日本語も少し。 x² + y² = r², naïve café №7 🙂 and so on:"
+MIXED = (
+    "Zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich; 日本語も少し。 x² + y² = r², naïve café №7 🙂 and so on:"
+)
 
 STORY = """\
 The lighthouse keeper had counted the steps so often that he no longer noticed counting. There were one hundred and

@@ -213,9 +213,7 @@ TINY_MODELS: dict[str, TinyModel] = {
     "llama-mha": TinyModel(seed=4, n_head_kv=4),
     "llama-linear": TinyModel(seed=5, rope_scaling=RopeScaling("linear", 2.0)),
     "llama-yarn": TinyModel(seed=6, rope_scaling=YARN),
-    "llama-yarn-attn": TinyModel(
-        seed=7, rope_scaling=RopeScaling("yarn", 8.0, orig_ctx=64, attn_factor=1.25)
-    ),
+    "llama-yarn-attn": TinyModel(seed=7, rope_scaling=RopeScaling("yarn", 8.0, orig_ctx=64, attn_factor=1.25)),
     "llama-factors": TinyModel(seed=8, has_rope_factors=True, rope_base=500000.0),
     "qwen2": TinyModel("qwen2", seed=9, has_bias=True, rope_base=1e6),
     "qwen2-yarn": TinyModel("qwen2", seed=10, has_bias=True, is_tied=False, rope_scaling=YARN),
