@@ -7,7 +7,7 @@ from pykv.batch.batch import Batch
 from pykv.batch.builder import BatchBuilder
 from pykv.batch.limits import BatchLimits
 from pykv.batch.reserve import reserve_ubatch
-from pykv.batch.split import Splitter
+from pykv.batch.split import Splitter, whole
 from pykv.batch.ubatch import UBatch
 from pykv.batch.valid import ValidBatch
 from pykv.batch.validate import validate
@@ -21,4 +21,5 @@ __all__ = [
     "ValidBatch",
     "reserve_ubatch",
     "validate",
+    "whole",
 ]

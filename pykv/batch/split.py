@@ -223,7 +223,7 @@ class Splitter:
         """Return neighbouring tokens, as views of the batch where these are contiguous."""
         valid, run = self.valid, slice(start, stop)
         if stop - start == valid.n_tokens:
-            return self._whole(ids, n_seqs, equal_seqs)
+            return self._count(whole(valid, n_seqs, equal_seqs=equal_seqs), run)
         ubatch = UBatch(
             token=None if valid.token is None else valid.token[run],
             embd=None if valid.embd is None else valid.embd[run],
@@ -238,28 +238,27 @@ class Splitter:
         )
         return self._count(ubatch, run)
 
-    def _whole(self, ids: tuple[int, ...], n_seqs: int, equal_seqs: bool) -> UBatch:
-        """Return all of the batch: its arrays serve as they are, which is most of what a generated token costs."""
-        valid = self.valid
-        ubatch = UBatch(
-            token=valid.token,
-            embd=valid.embd,
-            pos=valid.pos,
-            seq_ids=valid.seq_ids,
-            seq_first=valid.seq_first,
-            seq_id_unq=ids,
-            output=valid.output,
-            batch_idxs=np.arange(valid.n_tokens, dtype=np.int32),
-            n_seqs=n_seqs,
-            equal_seqs=equal_seqs,
-        )
-        return self._count(ubatch, slice(None))
-
     def _count(self, ubatch: UBatch, tokens: slice | I64Array) -> UBatch:
         self._used[tokens] = True
         self.n_used += ubatch.n_tokens
         self.out_ids += ubatch.batch_idxs[ubatch.output].tolist()
         return ubatch
+
+
+def whole(valid: ValidBatch, n_seqs: int, *, equal_seqs: bool) -> UBatch:
+    """Return all of a batch as one ubatch; its arrays serve as they are."""
+    return UBatch(
+        token=valid.token,
+        embd=valid.embd,
+        pos=valid.pos,
+        seq_ids=valid.seq_ids,
+        seq_first=valid.seq_first,
+        seq_id_unq=valid.seq_id_unq,
+        output=valid.output,
+        batch_idxs=np.arange(valid.n_tokens, dtype=np.int32),
+        n_seqs=n_seqs,
+        equal_seqs=equal_seqs,
+    )
 
 
 def _check_m(m: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Self
 
-from pykv.batch import Splitter, UBatch, ValidBatch
+from pykv.batch import Splitter, UBatch, ValidBatch, whole
 from pykv.cells import CellStreams, KVCells, SlotInfo
 from pykv.errors import AllocError, BatchError, ParamError, PendingUpdateError, UseAfterCloseError
 from pykv.ggml import Buffer, BufferType, Tensor, devices
@@ -169,7 +169,7 @@ class KVCache:
         if self.n_stream > 1 and batch.has_coupled:
             # differs from llama.cpp: not "no slot", because no smaller batch could help
             raise BatchError("seq_id: tokens of several sequences at once need kv_unified=True, shared cells")
-        ubatches = self._split(Splitter(batch), n_ubatch)
+        ubatches = self._split(batch, n_ubatch)
         if sum(ubatch.n_tokens for ubatch in ubatches) < batch.n_tokens:
             return None
         slots = self.streams.prepare(ubatches)
@@ -302,16 +302,19 @@ class KVCache:
                     f"which has {free[name]} bytes free"
                 )
 
-    def _split(self, splitter: Splitter, n_ubatch: int) -> list[UBatch]:
-        ubatches: list[UBatch] = []
-        while True:
+    def _split(self, batch: ValidBatch, n_ubatch: int) -> list[UBatch]:
+        if self.n_stream == 1 and batch.n_tokens <= n_ubatch:
+            return [whole(batch, batch.n_tokens, equal_seqs=False)]  # generation: nothing to split
+        splitter, ubatches = Splitter(batch), []
+        while splitter.n_used < batch.n_tokens:
             if self.n_stream == 1:
                 ubatch = splitter.simple(n_ubatch)
             else:
                 ubatch = splitter.equal(n_ubatch, sequential=True)
             if ubatch is None:
-                return ubatches
+                break
             ubatches.append(ubatch)
+        return ubatches
 
     def _owns_cells(self) -> bool:
         self._require_open()
