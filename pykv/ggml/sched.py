@@ -11,6 +11,7 @@ from pykv.ggml.grant import Grant
 from pykv.ggml.graph import Graph
 from pykv.ggml.owner import Owner
 from pykv.ggml.tensor import Tensor
+from pykv.typing import AnyArray
 
 MAX_BACKENDS = 16  # ggml-backend.cpp: GGML_SCHED_MAX_BACKENDS
 _MAX_NODES = 2**24
@@ -35,6 +36,7 @@ class Sched(Owner):
         self._grant: Grant | None = None
         self._pins: list[tuple[Tensor, Backend]] = []
         self._reads: tuple[Owner, ...] = ()
+        self._indices: dict[Tensor, AnyArray] = {}
         pointers = ffi.new("ggml_backend_t[]", [backend.ptr for backend in self.backends])
         # note: ggml counts nodes and leaves in one table of this size and ends the process when it is full
         ptr = lib.ggml_backend_sched_new(pointers, ffi.NULL, len(self.backends), 2 * graph_size, False, True)
@@ -69,6 +71,7 @@ class Sched(Owner):
         if not lib.ggml_backend_sched_alloc_graph(self.ptr, graph.ptr):
             raise AllocError(f"no memory for a graph of {graph.n_nodes} nodes")
         self._graph, self._grant, self._reads = graph, grant, reads
+        self._indices = graph.arena.zero_indices()
 
     def _prepare(self, graph: Graph) -> tuple[Owner, ...]:
         """Check a graph and drop the one before; return what it reads."""
@@ -94,7 +97,7 @@ class Sched(Owner):
     def _drop(self) -> None:
         if self._grant is not None:
             self._grant.is_current = False
-        self._graph, self._grant, self._reads = None, None, ()
+        self._graph, self._grant, self._reads, self._indices = None, None, (), {}
 
     def close(self) -> None:
         """Free the compute memory once the arrays of its graph's inputs are gone."""
@@ -108,7 +111,7 @@ class Sched(Owner):
         ------
         ComputeCancelled : the cancel flag was set.
         ComputeError : a backend failed.
-        TensorError : another graph is allocated, or none.
+        TensorError : another graph is allocated, or none; or an index names a row that does not exist.
         UseAfterCloseError : something that it reads is closed.
         """
         ptr, raw = self.ptr, graph.ptr
@@ -116,6 +119,8 @@ class Sched(Owner):
             raise TensorError("the graph is not the one that the scheduler has allocated")
         for owner in self._reads:
             _ = owner.ptr
+        for index, rows in self._indices.items():
+            index.check_rows(rows)
         status = lib.ggml_backend_sched_graph_compute(ptr, raw)
         if status == lib.GGML_STATUS_ABORTED:
             raise ComputeCancelled("the computation was cancelled")

@@ -30,9 +30,10 @@ class Tensor:
     base : the tensor whose memory this one shares, None if it has its own.
     is_node : whether it is computed.
     index : how many tensors its arena made before it.
+    below : if it names rows: how many there are, of the smallest tensor that it is used on.
     """
 
-    __slots__ = ("arena", "base", "dtype", "epoch", "index", "is_node", "nb", "ne", "owner", "raw")
+    __slots__ = ("arena", "base", "below", "dtype", "epoch", "index", "is_node", "nb", "ne", "owner", "raw")
 
     def __init__(self, raw: Any, arena: Arena, view_of: Tensor | None = None, *, is_node: bool = False) -> None:
         self.raw, self.arena = raw, arena
@@ -42,6 +43,7 @@ class Tensor:
         self.owner: Buffer | None = None
         self.base: Tensor | None = None if view_of is None else view_of.base or view_of
         self.is_node, self.index, self.epoch = is_node, arena.n_used - 1, arena.epoch
+        self.below: int | None = None
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.dtype.label}, {list(self.ne)})"
@@ -130,12 +132,18 @@ class Tensor:
 
         Raises
         ------
-        TensorError : no data yet, the memory is read-only, the array is not contiguous, or it does not fit.
+        TensorError : no data yet, the memory is read-only, the array is not contiguous, it does not fit, or it names
+            a row that does not exist.
         """
         self._check_span(offset, array.nbytes, "array")
         self._check_writable()
         if not array.flags.c_contiguous:
             raise TensorError("array is not C-contiguous")
+        home = self.base or self
+        if home.below is not None:
+            if (offset | array.nbytes) % home.dtype.type_size:
+                raise TensorError(f"{self!r} names rows; they are written whole")
+            home.check_rows(np.frombuffer(array, home.dtype.numpy_dtype))
         lib.ggml_backend_tensor_set(self.raw, ffi.from_buffer(array), offset, array.nbytes)
 
     def get_into(self, array: AnyArray, offset: int = 0) -> None:
@@ -183,6 +191,20 @@ class Tensor:
         if not self.is_contiguous:
             raise TensorError(f"{self!r} is a strided view; copy it with ops.cont in a graph first")
         return to_float(self.dtype, self.raw_bytes(), self.n_elements).reshape(tuple(reversed(self.ne)))
+
+    def check_rows(self, rows: AnyArray) -> None:
+        """Raise unless the values of an array, of this tensor's type, name rows of what it is used on.
+
+        Raises
+        ------
+        TensorError : one does not; ggml would end the process in the middle of the computation.
+        """
+        if self.below is None or rows.size == 0:
+            return
+        unsigned = rows.view(np.uint32 if rows.itemsize == 4 else np.uint64)  # negative ones are large
+        if unsigned.max() >= self.below:
+            worst = rows.reshape(-1)[unsigned.argmax()]
+            raise TensorError(f"{self!r}: {worst} names no row; they are 0 to {self.below - 1}")
 
     def _check_span(self, offset: int, n_bytes: int, what: str) -> None:
         self.check_data()

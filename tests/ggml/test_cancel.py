@@ -238,8 +238,8 @@ def test_two_threads_compute_on_two_schedulers_and_agree():
     weights = rng.standard_normal((n, n)).astype(np.float32) / 8
 
     def work(name: int) -> None:
-        with Backend(cpu_device(), 2) as backend, Sched([backend], 64) as sched:
-            for _ in range(20):
+        with Backend(cpu_device(), 2 - name % 2) as backend, Sched([backend], 64) as sched:
+            for _ in range(8):
                 arena = Arena(32, 32)
                 one = GraphInput(arena.tensor(DType.F32, (n, n)))
                 x = one.tensor
@@ -259,5 +259,5 @@ def test_two_threads_compute_on_two_schedulers_and_agree():
     for thread in threads:
         thread.join()
     everything = [array for arrays in results.values() for array in arrays]
-    assert len(everything) == 60
+    assert len(everything) == 24
     assert all(np.array_equal(array, everything[0]) for array in everything)

@@ -9,7 +9,19 @@ from support.cpu_graph import Bench, run
 from support.nmse import nmse
 
 from pykv.errors import TensorError
-from pykv.ggml import Arena, DType, from_float, ops
+from pykv.ggml import (
+    Arena,
+    Backend,
+    Buffer,
+    DType,
+    Graph,
+    GraphInput,
+    Sched,
+    Tensor,
+    cpu_device,
+    from_float,
+    ops,
+)
 
 RNG = np.random.default_rng(7)
 
@@ -137,3 +149,118 @@ def test_set_rows_refuses(arena):
         ops.set_rows(arena, ops.transpose(arena, square), square, arena.tensor(DType.I64, (4,)))
     with pytest.raises(TensorError, match="layouts"):
         ops.set_rows(arena, square, ops.transpose(arena, square), arena.tensor(DType.I64, (4,)))
+
+
+# indices are data: they are looked at before every computation
+
+
+@pytest.fixture
+def sched():
+    with Backend(cpu_device(), 1) as backend, Sched([backend], 64) as sched:
+        yield sched
+
+
+def gathering(sched: Sched, kind: DType = DType.F32) -> tuple[Graph, GraphInput, Tensor]:
+    """Return a graph that reads rows of a table of 5, its index, and what comes out."""
+    arena = Arena(16, 16)
+    table = GraphInput(arena.tensor(DType.F32, (4, 5)))
+    index = GraphInput(arena.tensor(DType.I32, (3,), "index"))
+    out = ops.get_rows(arena, ops.cast(arena, table.tensor, kind), index.tensor).as_output()
+    graph = Graph(arena)
+    graph.expand(out)
+    sched.allocate(graph)
+    table.bind()
+    table.array[0, 0] = np.arange(20).reshape(5, 4)
+    index.bind()
+    return graph, index, out
+
+
+@pytest.mark.parametrize("bad", [5, -1, 2**31 - 1, -(2**31)])
+def test_a_row_that_does_not_exist_is_named_and_nothing_runs(sched, bad):
+    graph, index, out = gathering(sched)
+    index.array[...] = [0, bad, 1]
+    with pytest.raises(TensorError, match=rf"'index'.*: {bad} names no row; they are 0 to 4"):
+        sched.compute(graph)
+    with pytest.raises(TensorError, match="names no row"):
+        index.tensor.set(np.array([bad], np.int32))
+    index.array[...] = [0, 4, 1]
+    sched.compute(graph)
+    assert out.numpy()[0, 0, :, 0].tolist() == [0, 16, 4]
+
+
+def test_an_index_that_was_never_filled_names_row_0(sched):
+    for _ in range(3):  # memory that was used before
+        graph, _, out = gathering(sched, DType.F16)
+        sched.compute(graph)
+        assert out.numpy()[0, 0].tolist() == [[0, 1, 2, 3]] * 3
+
+
+def test_an_index_is_still_there_for_the_next_computation(sched):
+    arena = Arena(64, 64)
+    table = arena.tensor(DType.F32, (64, 5))
+    index = GraphInput(arena.tensor(DType.I32, (64,)))
+    x = ops.get_rows(arena, table, index.tensor)
+    for _ in range(20):
+        x = ops.add(arena, ops.tanh(arena, x), x)
+    graph = Graph(arena)
+    graph.expand(x.as_output())
+    sched.allocate(graph)
+    index.bind()
+    index.array[...] = 4
+    for _ in range(3):
+        sched.compute(graph)
+        assert (index.array == 4).all()
+
+
+def test_one_index_over_two_tables_obeys_the_smaller(sched):
+    arena = Arena(16, 16)
+    index = GraphInput(arena.tensor(DType.I32, (1,), "index"))
+    graph = Graph(arena)
+    for n_rows in (7, 3, 9):
+        graph.expand(ops.get_rows(arena, arena.tensor(DType.F32, (4, n_rows)), index.tensor).as_output())
+    sched.allocate(graph)
+    index.bind()
+    index.array[...] = 3
+    with pytest.raises(TensorError, match="3 names no row; they are 0 to 2"):
+        sched.compute(graph)
+    index.array[...] = 2
+    sched.compute(graph)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_rows_to_write_are_checked_too(sched, kind):
+    bench = Bench()
+    cache = bench.put(np.zeros((4, 8), np.float32))
+    out = ops.set_rows(bench.nodes, cache, bench.put(np.ones((2, 8), np.float32)), bench.put(np.array([0, 4], kind)))
+    with pytest.raises(TensorError, match="4 names no row; they are 0 to 3"), bench.computed(out):
+        pass
+
+
+def test_an_index_that_is_computed_is_refused(arena):
+    index = ops.cont(arena, arena.tensor(DType.I32, (2,)))
+    with pytest.raises(TensorError, match="computed"):
+        ops.get_rows(arena, arena.tensor(DType.F32, (4, 3)), index)
+    with pytest.raises(TensorError, match="computed"):
+        ops.set_rows(arena, arena.tensor(DType.F32, (4, 3)), arena.tensor(DType.F32, (4, 2)), index)
+
+
+def test_an_index_that_no_node_of_the_graph_reads(sched):
+    arena = Arena(16, 16)
+    x = arena.tensor(DType.F32, (4, 3))
+    ops.get_rows(arena, x, arena.tensor(DType.I32, (2,)))
+    graph = Graph(arena)
+    graph.expand(ops.tanh(arena, x))
+    sched.allocate(graph)
+    sched.compute(graph)
+
+
+def test_a_part_of_an_index_is_not_written():
+    arena = Arena(4)
+    index = arena.tensor(DType.I64, (2,))
+    ops.get_rows(Arena(2), arena.tensor(DType.F32, (4, 3)), arena.tensor(DType.I32, (1,)))
+    ops.set_rows(Arena(1), arena.tensor(DType.F32, (4, 2)), Arena(1).tensor(DType.F32, (4, 2)), index)
+    Buffer.allocate(arena, cpu_device().buffer_type, "test").adopt(index)
+    with pytest.raises(TensorError, match="written whole"):
+        index.set(np.zeros(1, np.int32))
+    index.set(np.ones(1, np.int64), offset=8)
+    assert index.numpy().reshape(-1).tolist() == [0, 1]

@@ -12,7 +12,20 @@ import pytest
 from support.mortal import Mortal
 
 from pykv.errors import ParamError, PykvError, TensorError
-from pykv.ggml import Arena, Backend, Buffer, DType, Graph, RopeParams, Sched, Tensor, cpu_device, from_float, ops
+from pykv.ggml import (
+    Arena,
+    Backend,
+    Buffer,
+    DType,
+    Graph,
+    GraphInput,
+    RopeParams,
+    Sched,
+    Tensor,
+    cpu_device,
+    from_float,
+    ops,
+)
 from pykv.gguf import GGUFFile
 
 pytestmark = pytest.mark.abort
@@ -61,6 +74,26 @@ def _sched_too_small(a: Arena) -> None:
         graph = Graph(a)
         graph.expand(x)
         sched.allocate(graph)
+
+
+def _read_row(a: Arena, row: int) -> None:
+    index = a.tensor(DType.I32, (1,))
+    graph = Graph(a)
+    graph.expand(ops.get_rows(a, a.tensor(DType.F32, (4, 3)), index))
+    with Backend(CPU, 1) as backend, Sched([backend], 64) as sched:
+        sched.allocate(graph)
+        index.set(np.array([row], np.int32))
+
+
+def _write_row(a: Arena, row: int) -> None:
+    index = GraphInput(a.tensor(DType.I64, (1,)))
+    graph = Graph(a)
+    graph.expand(ops.set_rows(a, a.tensor(DType.F32, (4, 3)), a.tensor(DType.F32, (4, 1)), index.tensor))
+    with Backend(CPU, 1) as backend, Sched([backend], 64) as sched:
+        sched.allocate(graph)
+        index.bind()
+        index.array[...] = row
+        sched.compute(graph)
 
 
 def _pin_to_a_stranger(a: Arena) -> None:
@@ -386,6 +419,17 @@ COMPUTING: dict[str, Guard] = {
             t(F16, 8, 1),
             scale=1.0,
         ),
+    ),
+    "reading a row that does not exist": (
+        "c = context(); i = tensor(c, I32, 1); x = lib.ggml_get_rows(c, tensor(c, F32, 4, 3), i);"
+        "compute(c, x, lambda: lib.ggml_backend_tensor_set(i, ffi.new('int32_t *', 3), 0, 4))",
+        lambda a, t: _read_row(a, 3),
+    ),
+    "writing a row that does not exist": (
+        "c = context(); i = tensor(c, I64, 1);"
+        "x = lib.ggml_set_rows(c, tensor(c, F32, 4, 3), tensor(c, F32, 4, 1), i);"
+        "compute(c, x, lambda: lib.ggml_backend_tensor_set(i, ffi.new('int64_t *', -1), 0, 8))",
+        lambda a, t: _write_row(a, -1),
     ),
     "allocating twice": (
         "c = context(); g = graph_of(lib.ggml_tanh(c, tensor(c, F32, 4))); s = schedule(cpu())\n"

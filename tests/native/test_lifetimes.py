@@ -41,7 +41,7 @@ def test_every_order_of_the_owners(worker, how):
 @given(
     steps=st.lists(st.tuples(st.sampled_from(lifetimes.NAMES), st.sampled_from(lifetimes.HOW)), min_size=3, max_size=24)
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_order_of_closing_dropping_and_using(worker, steps):
     assert worker.ask(steps) == "ok"
 

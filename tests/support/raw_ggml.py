@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pykv._native import ffi, lib
@@ -59,9 +60,11 @@ def graph_of(*nodes: Any, size: int = 64) -> Any:
     return graph
 
 
-def compute(ctx: Any, node: Any) -> None:
-    """Place everything in `ctx`, then compute a node of it."""
+def compute(ctx: Any, node: Any, fill: Callable[[], None] | None = None) -> None:
+    """Place everything in `ctx`, fill it with zeros and what `fill` writes, then compute a node of it."""
     place(ctx)
+    if fill is not None:
+        fill()
     sched = schedule(cpu())
     graph = graph_of(node)
     lib.ggml_backend_sched_alloc_graph(sched, graph)

@@ -12,8 +12,7 @@ from pykv.ggml.types import DType
 def get_rows(arena: Arena, a: Tensor, index: Tensor) -> Tensor:
     """Return the rows of `a` [n, rows, n2, n3] named by `index` [n_index, n2, n3] i32, as f32 [n, n_index, n2, n3].
 
-    Rows of i32 stay i32.
-    note: indices are data, unseen here; whoever fills `index` keeps them below the number of rows.
+    Rows of i32 stay i32. A computation is refused while `index` names a row that `a` lacks.
     """
     require_dtype("get_rows", index, DType.I32)
     require_dtype("get_rows", a, *READABLE, DType.I32)
@@ -21,14 +20,17 @@ def get_rows(arena: Arena, a: Tensor, index: Tensor) -> Tensor:
     require(ok, "get_rows", "dims 2 and 3 differ from the index", a, index)
     require(a.has_dense_rows, "get_rows", "the rows are not dense", a)
     DType.F32.check_size((a.ne[0], *index.ne[:3]))
-    return arena.node(lib.ggml_get_rows, (a, index))
+    _require_filled_by_the_caller("get_rows", index)
+    out = arena.node(lib.ggml_get_rows, (a, index))
+    arena.note_index(index, a.ne[1])
+    return out
 
 
 def set_rows(arena: Arena, a: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     """Write `rows` [n, n_index] f32 into the rows of `a` [n, n_rows] named by `index` [n_index] i64; mutates `a`.
 
     Converts to the type of `a`. Returns a view of `a`.
-    note: indices are data, unseen here; whoever fills `index` keeps them below the number of rows.
+    A computation is refused while `index` names a row that `a` lacks.
     """
     require_dtype("set_rows", a, *STORABLE)
     require_dtype("set_rows", rows, DType.F32)
@@ -45,4 +47,11 @@ def set_rows(arena: Arena, a: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     )
     require(ok, "set_rows", "shapes or layouts do not fit", a, rows, index)
     require(not a.is_read_only, "set_rows", "the memory is read-only", a)
-    return arena.node(lib.ggml_set_rows, (a, rows, index), view_of=a)
+    _require_filled_by_the_caller("set_rows", index)
+    out = arena.node(lib.ggml_set_rows, (a, rows, index), view_of=a)
+    arena.note_index(index, a.ne[1])
+    return out
+
+
+def _require_filled_by_the_caller(op: str, index: Tensor) -> None:
+    require(not (index.base or index).is_node, op, "indices that are computed cannot be checked", index)
