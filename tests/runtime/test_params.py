@@ -41,6 +41,8 @@ def model(write_tiny: Callable[[TinyModel], Path]) -> Iterator[pykv.Model]:
         (4096, 4, False, 2048, (4096, 1024, 2048, 512)),
         (4096, 4, True, 2048, (4096, 4096, 2048, 512)),
         (1000, 2, False, 64, (1024, 512, 64, 64)),
+        # shares are cut from what has been rounded up already
+        (513, 2, False, 2048, (1024, 512, 513, 512)),
         # and of case A20: shares are rounded up to 256
         (1024, 3, False, 2048, (1536, 512, 1024, 512)),
         (1024, 4, False, 2048, (1024, 256, 1024, 512)),
