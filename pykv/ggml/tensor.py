@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pykv.ggml.arena import Arena
     from pykv.ggml.buffer import Buffer
 
+_FEW = 16
 _NAME_BYTES = int(lib.GGML_MAX_NAME) - 1
 
 
@@ -193,7 +194,7 @@ class Tensor:
         return to_float(self.dtype, self.raw_bytes(), self.n_elements).reshape(tuple(reversed(self.ne)))
 
     def check_rows(self, rows: AnyArray) -> None:
-        """Raise unless the values of an array, of this tensor's type, name rows of what it is used on.
+        """Raise unless the values (n,) of an array, of this tensor's type, name rows of what it is used on.
 
         Raises
         ------
@@ -201,9 +202,13 @@ class Tensor:
         """
         if self.below is None or rows.size == 0:
             return
-        unsigned = rows.view(np.uint32 if rows.itemsize == 4 else np.uint64)  # negative ones are large
-        if unsigned.max() >= self.below:
-            worst = rows.reshape(-1)[unsigned.argmax()]
+        if rows.size <= _FEW:  # one token: a reduction of numpy costs microseconds
+            values = rows.tolist()
+            ok = min(values) >= 0 and max(values) < self.below
+        else:
+            ok = bool(rows.view(np.uint32 if rows.itemsize == 4 else np.uint64).max() < self.below)
+        if not ok:
+            worst = next(row for row in rows.tolist() if not 0 <= row < self.below)
             raise TensorError(f"{self!r}: {worst} names no row; they are 0 to {self.below - 1}")
 
     def _check_span(self, offset: int, n_bytes: int, what: str) -> None:

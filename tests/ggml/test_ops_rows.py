@@ -160,11 +160,11 @@ def sched():
         yield sched
 
 
-def gathering(sched: Sched, kind: DType = DType.F32) -> tuple[Graph, GraphInput, Tensor]:
-    """Return a graph that reads rows of a table of 5, its index, and what comes out."""
+def gathering(sched: Sched, kind: DType = DType.F32, n: int = 3) -> tuple[Graph, GraphInput, Tensor]:
+    """Return a graph that reads n rows of a table of 5, its index, and what comes out."""
     arena = Arena(16, 16)
     table = GraphInput(arena.tensor(DType.F32, (4, 5)))
-    index = GraphInput(arena.tensor(DType.I32, (3,), "index"))
+    index = GraphInput(arena.tensor(DType.I32, (n,), "index"))
     out = ops.get_rows(arena, ops.cast(arena, table.tensor, kind), index.tensor).as_output()
     graph = Graph(arena)
     graph.expand(out)
@@ -175,17 +175,21 @@ def gathering(sched: Sched, kind: DType = DType.F32) -> tuple[Graph, GraphInput,
     return graph, index, out
 
 
+@pytest.mark.parametrize("n", [1, 3, 16, 17, 100])
 @pytest.mark.parametrize("bad", [5, -1, 2**31 - 1, -(2**31)])
-def test_a_row_that_does_not_exist_is_named_and_nothing_runs(sched, bad):
-    graph, index, out = gathering(sched)
-    index.array[...] = [0, bad, 1]
+def test_a_row_that_does_not_exist_is_named_and_nothing_runs(sched, bad, n):
+    graph, index, out = gathering(sched, n=n)
+    index.array[...] = np.arange(n) % 5
+    index.array[..., n // 2] = bad
     with pytest.raises(TensorError, match=rf"'index'.*: {bad} names no row; they are 0 to 4"):
         sched.compute(graph)
     with pytest.raises(TensorError, match="names no row"):
         index.tensor.set(np.array([bad], np.int32))
-    index.array[...] = [0, 4, 1]
+    index.array[..., n // 2] = 4
     sched.compute(graph)
-    assert out.numpy()[0, 0, :, 0].tolist() == [0, 16, 4]
+    expect = np.arange(n) % 5
+    expect[n // 2] = 4
+    assert out.numpy()[0, 0, :, 0].tolist() == (4 * expect).tolist()
 
 
 def test_an_index_that_was_never_filled_names_row_0(sched):
