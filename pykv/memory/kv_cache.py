@@ -69,7 +69,9 @@ class KVCache:
             )
         )
         self._v_trans = settings.v_trans
-        self._closed = False
+        self._is_read_by_others = self._closed = False
+        if other is not None and self._plan.shared:
+            other._is_read_by_others = True
 
     @staticmethod
     def plan(spec: MemorySpec, settings: KVSettings, *, place: Callable[[int], BufferType] | None = None) -> KVPlan:
@@ -95,7 +97,7 @@ class KVCache:
     @property
     def v_trans(self) -> bool:
         """Whether V is stored transposed now."""
-        return self._v_trans if self.other is None else self.other.v_trans
+        return self._v_trans
 
     @property
     def nbytes(self) -> int:
@@ -126,7 +128,7 @@ class KVCache:
 
         Raises
         ------
-        ParamError : V is quantised, layers differ in width, or the cells belong to another cache.
+        ParamError : V is quantised, layers differ in width, or another cache shares cells or layers with this one.
         """
         if transposed == self.v_trans:
             return
@@ -139,7 +141,8 @@ class KVCache:
     def can_turn_v(self) -> bool:
         """Whether `store_v` can change the layout."""
         widths = {layer.n_embd_v for layer in self._plan.layers}
-        return self.other is None and len(widths) == 1 and not self._plan.type_v.is_quantized
+        is_alone = self.other is None and not self._is_read_by_others
+        return is_alone and len(widths) == 1 and not self._plan.type_v.is_quantized
 
     @property
     def n_used(self) -> int:
@@ -290,12 +293,13 @@ class KVCache:
 
     def _check_room(self) -> None:
         """Refuse what the devices lack before anything is touched: an overcommitted host would die later."""
-        free: dict[str, int] = {}
+        needs, free = self._plan.nbytes_per_buffer_type, dict[str, int]()
         for device in devices():
-            if device.memory_total:  # helpers of the CPU share its buffer type and report nothing
-                name = device.buffer_type.name
+            name = device.buffer_type.name
+            # helpers of the CPU share its buffer type and report nothing; a server without a part in this is not asked
+            if name in needs and device.memory_total:
                 free[name] = max(free.get(name, 0), device.memory_free)
-        for name, need in self._plan.nbytes_per_buffer_type.items():
+        for name, need in needs.items():
             if need > free.get(name, need):
                 raise AllocError(
                     f"n_ctx={self.n_cells} x {self.n_stream} streams needs {need} bytes of KV cache in {name}, "

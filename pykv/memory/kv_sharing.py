@@ -63,7 +63,7 @@ def _tensors_for(plan: KVPlan, il: int, other: KVCache, source: int) -> tuple[Te
     for name, mine, theirs in (
         ("type_k", plan.type_k, k.dtype),
         ("type_v", plan.type_v, v.dtype),
-        ("v_trans", plan.settings.v_trans, other.settings.v_trans),
+        ("v_trans", plan.settings.v_trans, other.v_trans),
     ):
         if mine != theirs:
             raise ParamError(f"share: {name} differs between layer {il} and the other cache's layer {source}")

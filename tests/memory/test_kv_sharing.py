@@ -136,3 +136,22 @@ def test_shared_and_own_layers_that_are_rotated_differently() -> None:
 def test_sharing_with_nobody() -> None:
     with pytest.raises(ParamError, match="share: there is no other cache"):
         KVCache(SPEC, KVSettings(8), share={0: 0})
+
+
+def test_turned_values_were_misread_by_a_cache_that_shares_some_layers() -> None:
+    """Its own layers cannot be turned with those of the other one, so neither is."""
+    settings = KVSettings(8)
+    with KVCache(SPEC, settings) as base:
+        assert base.can_turn_v
+        with KVCache(SPEC, settings, other=base, share={0: 0}) as cache:
+            for one in (base, cache):
+                assert not one.can_turn_v
+                with pytest.raises(ParamError, match="transposed=True"):
+                    one.store_v(transposed=True)
+    with KVCache(SPEC, settings) as base:
+        base.store_v(transposed=True)
+        with pytest.raises(ParamError, match="v_trans differs"):
+            KVCache(SPEC, settings, other=base, share={0: 0})
+        # a cache that shares only the cells has a layout of its own
+        with KVCache(SPEC, settings, other=base) as cache:
+            assert (base.v_trans, cache.v_trans) == (True, False)
