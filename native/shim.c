@@ -101,6 +101,22 @@ void pykv_threadpool_free(ggml_backend_t backend, void * pool) {
     if (release && pool) release((struct ggml_threadpool *) pool);
 }
 
+// ---- RPC ---------------------------------------------------------------------------------------------------------
+
+typedef ggml_backend_reg_t (*rpc_add_server_fn)(const char *);
+
+static rpc_add_server_fn rpc_add_server(void) {
+    ggml_backend_reg_t rpc = ggml_backend_reg_by_name("RPC");
+    return rpc ? (rpc_add_server_fn) ggml_backend_reg_get_proc_address(rpc, "ggml_backend_rpc_add_server") : NULL;
+}
+
+bool pykv_rpc_is_built(void) { return rpc_add_server() != NULL; }
+
+ggml_backend_reg_t pykv_rpc_add_server(const char * endpoint) {
+    rpc_add_server_fn add = rpc_add_server();
+    return add ? add(endpoint) : NULL;
+}
+
 // ---- graphs ------------------------------------------------------------------------------------------------------
 
 static bool fits(const struct ggml_tensor * tensor, ggml_backend_dev_t * devices, int n_devices) {

@@ -23,6 +23,10 @@ void * pykv_threadpool_new(ggml_backend_t backend, int n_threads);
 bool pykv_backend_set_threadpool(ggml_backend_t backend, void * pool);
 void pykv_threadpool_free(ggml_backend_t backend, void * pool);
 
+// whether this ggml has the RPC backend; the devices of a server, NULL where there is no backend or no connection
+bool pykv_rpc_is_built(void);
+ggml_backend_reg_t pykv_rpc_add_server(const char * endpoint);
+
 // return the first node, or operand of one, that none of the devices can run where its data lies; NULL if all fit
 struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices, int n_devices);
 

@@ -76,6 +76,9 @@ bool ggml_backend_dev_supports_op(ggml_backend_dev_t device, const struct ggml_t
 bool ggml_backend_dev_supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t buft);
 
 const char * ggml_backend_reg_name(ggml_backend_reg_t reg);
+size_t ggml_backend_reg_dev_count(ggml_backend_reg_t reg);
+ggml_backend_dev_t ggml_backend_reg_dev_get(ggml_backend_reg_t reg, size_t index);
+void ggml_backend_register(ggml_backend_reg_t reg);
 size_t ggml_backend_dev_count(void);
 ggml_backend_dev_t ggml_backend_dev_get(size_t index);
 void ggml_backend_load_all_from_path(const char * dir_path);

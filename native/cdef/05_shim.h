@@ -11,6 +11,9 @@ void * pykv_threadpool_new(ggml_backend_t backend, int n_threads);
 bool pykv_backend_set_threadpool(ggml_backend_t backend, void * pool);
 void pykv_threadpool_free(ggml_backend_t backend, void * pool);
 
+bool pykv_rpc_is_built(void);
+ggml_backend_reg_t pykv_rpc_add_server(const char * endpoint);
+
 struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices, int n_devices);
 
 bool pykv_interrupt_defer(int32_t * flag);

@@ -9,6 +9,7 @@ from pykv.ggml.graph import Graph
 from pykv.ggml.graph_input import GraphInput
 from pykv.ggml.interrupt import HeldInterrupt
 from pykv.ggml.ops import RopeParams
+from pykv.ggml.rpc import connect_rpc
 from pykv.ggml.sched import Sched
 from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType, from_float, to_float
@@ -27,6 +28,7 @@ __all__ = [
     "RopeParams",
     "Sched",
     "Tensor",
+    "connect_rpc",
     "cpu_device",
     "devices",
     "find_device",

@@ -67,6 +67,7 @@ def _props(ptr: Any) -> Any:
     return props
 
 
+@cache
 def _device(ptr: Any) -> Device:
     props = _props(ptr)
     registry = lib.ggml_backend_reg_name(lib.ggml_backend_dev_backend_reg(ptr))
@@ -103,9 +104,8 @@ def _cgroup_limit() -> int:
     return 2**63 - 1 if limit == "max" else max(0, int(limit) - used)
 
 
-@cache
 def devices() -> tuple[Device, ...]:
-    """Return all devices, in the order of ggml's registry."""
+    """Return all devices, in the order of ggml's registry. `connect_rpc` adds to them."""
     if lib.ggml_backend_dev_count() == 0:  # a ggml whose backends are plug-ins
         lib.ggml_backend_load_all_from_path(ffi.NULL)
     return tuple(_device(lib.ggml_backend_dev_get(i)) for i in range(lib.ggml_backend_dev_count()))
