@@ -66,7 +66,8 @@ class Oracle:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            # passive: threads that wait must not spin on the cores that pykv computes with
+            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_WAIT_POLICY": "passive"},
         )
 
     @classmethod
