@@ -9,15 +9,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pykv._native import ffi, lib
 from pykv.errors import AllocError, TensorError, UseAfterCloseError
 from pykv.ggml.grant import Grant
 from pykv.ggml.owner import Owner
+from pykv.ggml.row_index import RowIndex
 from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType
-from pykv.typing import AnyArray
 
 if TYPE_CHECKING:
     from pykv.ggml.buffer import Buffer
@@ -69,7 +67,7 @@ class Arena(Owner):
         self._n_allocated = 0
         self._buffers: list[weakref.ref[Buffer]] = []
         self._borrowed: dict[Tensor, None] = {}
-        self._indices: dict[Tensor, None] = {}
+        self._indices: dict[RowIndex, None] = {}
 
     # tensors
 
@@ -137,27 +135,16 @@ class Arena(Owner):
     def note_index(self, index: Tensor, n_rows: int) -> None:
         """Note that nodes here read rows by a tensor's values, which lie below `n_rows`."""
         home = index.base or index
-        home.below = n_rows if home.below is None else min(home.below, n_rows)
-        home.as_output()  # or a scheduler would use its memory for other values
-        self._indices[home] = None
+        if home.row_index is None:
+            home.row_index = RowIndex(home, n_rows)
+            home.as_output()  # or a scheduler would use its memory for other values
+        home.row_index.below = min(home.row_index.below, n_rows)
+        self._indices[home.row_index] = None
 
-    def zero_indices(self) -> dict[Tensor, AnyArray]:
-        """Let indices that a scheduler has just given memory name row 0.
-
-        Returns
-        -------
-        All indices in memory that the caller can write without pykv, and that memory.
-        """
-        views: dict[Tensor, AnyArray] = {}
-        for index in self._indices:
-            if not index.is_allocated:
-                continue  # no node of the graph reads it
-            if index.arena is self and index.owner is None and index.index >= self._n_allocated:
-                index.fill(0)
-            if lib.ggml_backend_buffer_is_host(index.ptr.buffer):
-                memory = ffi.buffer(index.ptr.data, index.nbytes)
-                views[index] = np.frombuffer(memory, index.dtype.numpy_dtype)
-        return views
+    @property
+    def indices(self) -> tuple[RowIndex, ...]:
+        """What names rows that nodes here read or write."""
+        return tuple(self._indices)
 
     @property
     def n_borrowed(self) -> int:

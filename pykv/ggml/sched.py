@@ -10,6 +10,7 @@ from pykv.ggml.backend import Backend
 from pykv.ggml.grant import Grant
 from pykv.ggml.graph import Graph
 from pykv.ggml.owner import Owner
+from pykv.ggml.row_index import RowIndex
 from pykv.ggml.tensor import Tensor
 from pykv.typing import AnyArray
 
@@ -36,7 +37,7 @@ class Sched(Owner):
         self._grant: Grant | None = None
         self._pins: list[tuple[Tensor, Backend]] = []
         self._reads: tuple[Owner, ...] = ()
-        self._indices: dict[Tensor, AnyArray] = {}
+        self._indices: dict[RowIndex, AnyArray] = {}
         pointers = ffi.new("ggml_backend_t[]", [backend.ptr for backend in self.backends])
         # note: ggml counts nodes and leaves in one table of this size and ends the process when it is full
         ptr = lib.ggml_backend_sched_new(pointers, ffi.NULL, len(self.backends), 2 * graph_size, False, True)
@@ -67,11 +68,15 @@ class Sched(Owner):
         """
         reads = self._prepare(graph)
         grant = Grant(self)
+        fresh = [index for index in graph.arena.indices if not index.has_data]
         graph.arena.grant = grant  # also when it fails: some tensors may have been given memory
         if not lib.ggml_backend_sched_alloc_graph(self.ptr, graph.ptr):
             raise AllocError(f"no memory for a graph of {graph.n_nodes} nodes")
         self._graph, self._grant, self._reads = graph, grant, reads
-        self._indices = graph.arena.zero_indices()
+        for index in fresh:
+            if index.has_data:
+                index.zero()
+        self._indices = _writable(graph.arena.indices)
 
     def _prepare(self, graph: Graph) -> tuple[Owner, ...]:
         """Check a graph and drop the one before; return what it reads."""
@@ -120,7 +125,7 @@ class Sched(Owner):
         for owner in self._reads:
             _ = owner.ptr
         for index, rows in self._indices.items():
-            index.check_rows(rows)
+            index.check(rows)
         status = lib.ggml_backend_sched_graph_compute(ptr, raw)
         if status == lib.GGML_STATUS_ABORTED:
             raise ComputeCancelled("the computation was cancelled")
@@ -150,3 +155,9 @@ class Sched(Owner):
     def nbytes(self) -> int:
         """Compute memory over all backends, in bytes."""
         return sum(int(lib.ggml_backend_sched_get_buffer_size(self.ptr, b.ptr)) for b in self.backends)
+
+
+def _writable(indices: Sequence[RowIndex]) -> dict[RowIndex, AnyArray]:
+    """Return the memory of those that the caller can write without pykv; the others were checked when set."""
+    views = {index: index.host_view() for index in indices if index.has_data}
+    return {index: view for index, view in views.items() if view is not None}

@@ -15,8 +15,8 @@ from pykv.typing import AnyArray, F32Array
 if TYPE_CHECKING:
     from pykv.ggml.arena import Arena
     from pykv.ggml.buffer import Buffer
+    from pykv.ggml.row_index import RowIndex
 
-_FEW = 16
 _NAME_BYTES = int(lib.GGML_MAX_NAME) - 1
 
 
@@ -31,10 +31,10 @@ class Tensor:
     base : the tensor whose memory this one shares, None if it has its own.
     is_node : whether it is computed.
     index : how many tensors its arena made before it.
-    below : if it names rows: how many there are, of the smallest tensor that it is used on.
+    row_index : what it may name, if it names rows of other tensors.
     """
 
-    __slots__ = ("arena", "base", "below", "dtype", "epoch", "index", "is_node", "nb", "ne", "owner", "raw")
+    __slots__ = ("arena", "base", "dtype", "epoch", "index", "is_node", "nb", "ne", "owner", "raw", "row_index")
 
     def __init__(self, raw: Any, arena: Arena, view_of: Tensor | None = None, *, is_node: bool = False) -> None:
         self.raw, self.arena = raw, arena
@@ -44,7 +44,7 @@ class Tensor:
         self.owner: Buffer | None = None
         self.base: Tensor | None = None if view_of is None else view_of.base or view_of
         self.is_node, self.index, self.epoch = is_node, arena.n_used - 1, arena.epoch
-        self.below: int | None = None
+        self.row_index: RowIndex | None = None
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.dtype.label}, {list(self.ne)})"
@@ -141,10 +141,10 @@ class Tensor:
         if not array.flags.c_contiguous:
             raise TensorError("array is not C-contiguous")
         home = self.base or self
-        if home.below is not None:
+        if home.row_index is not None:
             if (offset | array.nbytes) % home.dtype.type_size:
                 raise TensorError(f"{self!r} names rows; they are written whole")
-            home.check_rows(np.frombuffer(array, home.dtype.numpy_dtype))
+            home.row_index.check(np.frombuffer(array, home.dtype.numpy_dtype))
         lib.ggml_backend_tensor_set(self.raw, ffi.from_buffer(array), offset, array.nbytes)
 
     def get_into(self, array: AnyArray, offset: int = 0) -> None:
@@ -192,24 +192,6 @@ class Tensor:
         if not self.is_contiguous:
             raise TensorError(f"{self!r} is a strided view; copy it with ops.cont in a graph first")
         return to_float(self.dtype, self.raw_bytes(), self.n_elements).reshape(tuple(reversed(self.ne)))
-
-    def check_rows(self, rows: AnyArray) -> None:
-        """Raise unless the values (n,) of an array, of this tensor's type, name rows of what it is used on.
-
-        Raises
-        ------
-        TensorError : one does not; ggml would end the process in the middle of the computation.
-        """
-        if self.below is None or rows.size == 0:
-            return
-        if rows.size <= _FEW:  # one token: a reduction of numpy costs microseconds
-            values = rows.tolist()
-            ok = min(values) >= 0 and max(values) < self.below
-        else:
-            ok = bool(rows.view(np.uint32 if rows.itemsize == 4 else np.uint64).max() < self.below)
-        if not ok:
-            worst = next(row for row in rows.tolist() if not 0 <= row < self.below)
-            raise TensorError(f"{self!r}: {worst} names no row; they are 0 to {self.below - 1}")
 
     def _check_span(self, offset: int, n_bytes: int, what: str) -> None:
         self.check_data()
