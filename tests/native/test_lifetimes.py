@@ -17,7 +17,7 @@ from support.child import run_cleanly
 from support.worker import DeathError, Worker
 
 from pykv.errors import UseAfterCloseError
-from pykv.ggml import Arena, Backend, Buffer, CancelFlag, DType, Sched, cpu_device, ops
+from pykv.ggml import Arena, Backend, Buffer, CancelFlag, DType, Graph, GraphInput, Sched, cpu_device, ops
 from pykv.ggml.owner import Owner
 
 CPU = cpu_device()
@@ -112,15 +112,24 @@ def test_what_is_lent_stays_until_the_user_is_gone():
 def test_owners_are_freed_without_the_cycle_collector():
     gc.disable()
     try:
-        arena = Arena(4)
-        x = arena.tensor(DType.F32, (4,))
-        y = ops.reshape(Arena(1), x, 2, 2)
-        buffer = Buffer.allocate(arena, CPU.buffer_type, "test")
+        weights, arena = Arena(4), Arena(8, 8)
+        x = weights.tensor(DType.F32, (4, 3))
+        index = GraphInput(arena.tensor(DType.I32, (2,)))
+        out = ops.get_rows(arena, ops.reshape(arena, x, 4, 3), index.tensor).as_output()
+        graph = Graph(arena)
+        graph.expand(out)
+        buffer = Buffer.allocate(weights, CPU.buffer_type, "test")
+        buffer.adopt(x)
         backend = Backend(CPU, 1, CancelFlag())
         sched = Sched([backend], 8, [buffer])
-        gone = [weakref.ref(one) for one in (arena, buffer, backend, sched)]
-        del arena, x, y, buffer, backend, sched
-        assert [ref() for ref in gone] == [None] * 4
+        sched.allocate(graph)
+        index.bind()
+        index.array[...] = 2
+        sched.compute(graph)
+        out.numpy()
+        gone = [weakref.ref(one) for one in (weights, arena, buffer, backend, sched, graph, index)]
+        del weights, arena, x, index, out, graph, buffer, backend, sched
+        assert [ref() for ref in gone] == [None] * 7
     finally:
         gc.enable()
 
