@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pykv.batch import UBatch
-from pykv.cells import SlotInfo
+from pykv.cells import SlotInfo, SwaType
+from pykv.errors import ParamError
 from pykv.memory.kv_graph import KVShape
+from pykv.typing import NO_POS
 
 if TYPE_CHECKING:
     from pykv.memory.kv_cache import KVCache
@@ -23,6 +25,7 @@ class KVContext:
 
     def __init__(self, cache: KVCache, ubatches: Sequence[UBatch], slots: Sequence[SlotInfo]) -> None:
         self.cache, self.ubatches, self.slots = cache, ubatches, slots
+        self._n_applied = 0
 
     def apply(self, i: int) -> KVShape:
         """Write the bookkeeping of ubatch `i`; mutates the cache's cells.
@@ -30,12 +33,29 @@ class KVContext:
         Returns
         -------
         What the graph must look like to read the cache now.
+
+        Raises
+        ------
+        ParamError : not the next ubatch, or its cells have been taken since they were found; nothing has changed.
         """
+        if i != self._n_applied:
+            raise ParamError(f"i={i}: ubatches are applied once each and in order; {self._n_applied} is next")
         ubatch, slot = self.ubatches[i], self.slots[i]
+        self._check_free(slot)
         self.cache.apply(slot, ubatch)
+        self._n_applied += 1
         return KVShape(
             n_tokens=ubatch.n_tokens,
             n_kv=self.cache.streams.n_kv(slot),
             s0=slot.s0,
             n_stream=slot.s1 - slot.s0 + 1,
         )
+
+    def _check_free(self, slot: SlotInfo) -> None:
+        """Refuse a plan that another one has overtaken: it would overwrite tokens. A window lets cells be reused."""
+        cache = self.cache
+        if cache.other is not None or cache.spec.window.type is not SwaType.NONE:
+            return
+        for stream, idxs in zip(slot.streams, slot.idxs, strict=True):
+            if int(cache.streams.cells[stream].pos[idxs].max()) != NO_POS:
+                raise ParamError("plan: its cells have been taken since init_batch; plan the batch anew")

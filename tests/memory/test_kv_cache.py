@@ -200,6 +200,31 @@ def test_partial_copy_across_streams_is_an_error_and_changes_nothing() -> None:
         assert cache.update() is UpdateStatus.NO_UPDATE
 
 
+def test_a_plan_made_before_another_was_applied_overwrote_its_tokens() -> None:
+    with make(8, n_seq_max=2) as cache:
+        first, second = plan_batch(cache, run(0, range(3))), plan_batch(cache, run(1, range(2)))
+        first.apply(0)
+        before = state(cache.streams)
+        with pytest.raises(ParamError, match="plan the batch anew"):
+            second.apply(0)
+        assert state(cache.streams) == before
+        store_positions(cache, run(1, range(2)))
+        assert cache.streams.dump().startswith("0:0{0} 1:1{0} 2:2{0} 3:0{1} 4:1{1} 5:.")
+
+
+def test_ubatches_are_applied_once_and_in_order() -> None:
+    with make(8) as cache:
+        plan = plan_batch(cache, run(0, range(4)), n_ubatch=2)
+        for i in (1, -1, 2):
+            with pytest.raises(ParamError, match=rf"i={i}: .* 0 is next"):
+                plan.apply(i)
+        plan.apply(0)
+        with pytest.raises(ParamError, match=r"i=0: .* 1 is next"):
+            plan.apply(0)
+        plan.apply(1)
+        assert positions(cache, 0) == list(range(4))
+
+
 # pending work
 
 
