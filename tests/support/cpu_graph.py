@@ -1,14 +1,14 @@
-"""One graph on the CPU, from numpy arrays to numpy arrays."""
+"""One graph on the CPU or another device, from numpy arrays to numpy arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from pykv.ggml import Arena, Backend, Buffer, DType, Graph, Sched, Tensor, cpu_device, from_float
+from pykv.ggml import Arena, Backend, Buffer, Device, DType, Graph, Sched, Tensor, cpu_device, from_float
 
 _DTYPES = {
     np.dtype(np.float32): DType.F32,
@@ -22,6 +22,7 @@ _DTYPES = {
 class Bench:
     """Operands with data in one arena, nodes in another."""
 
+    device: Device = field(default_factory=cpu_device)
     nodes: Arena = field(default_factory=lambda: Arena(64, 64))
     operands: Arena = field(default_factory=lambda: Arena(32))
     values: dict[Tensor, np.ndarray] = field(default_factory=dict)
@@ -41,14 +42,16 @@ class Bench:
         graph = Graph(self.nodes)
         for output in outputs:
             graph.expand(output.as_output())
-        device = cpu_device()
-        with Buffer.allocate(self.operands, device.buffer_type, "operands") as buffer, Backend(device, 1) as backend:
+        with ExitStack() as stack:
+            buffer = stack.enter_context(Buffer.allocate(self.operands, self.device.buffer_type, "operands"))
             for tensor, array in self.values.items():
                 buffer.adopt(tensor).set(array)
-            with Sched([backend], self.nodes.graph_size) as sched:
-                sched.allocate(graph)
-                sched.compute(graph)
-                yield
+            devices = dict.fromkeys((self.device, cpu_device()))
+            backends = [stack.enter_context(Backend(device, 1)) for device in devices]
+            sched = stack.enter_context(Sched(backends, self.nodes.graph_size))
+            sched.allocate(graph)
+            sched.compute(graph)
+            yield
 
 
 def run(build: Callable[..., Tensor], *arrays: np.ndarray | tuple[np.ndarray, DType]) -> np.ndarray:

@@ -99,7 +99,8 @@ def answering(reply: bytes | None) -> Iterator[str]:
                 except OSError:
                     return  # the listener is closed
                 if reply is not None:
-                    connection.recv(len(HELLO))
+                    with connection.makefile("rb") as stream:
+                        stream.read(len(HELLO))
                     connection.sendall(reply)
                     connection.close()
 
