@@ -103,11 +103,11 @@ class Buffer(Owner):
         AllocError : the device refuses.
         TensorError : the memory is empty, or starts at an address that the device does not take.
         """
+        if not device.can_wrap_host_memory:
+            raise AllocError(f"{device.name} cannot use host memory in place")
         view, alignment = ffi.from_buffer(memory), device.buffer_type.alignment
         if len(view) == 0 or int(ffi.cast("uintptr_t", view)) % alignment:
             raise TensorError(f"memory of {len(view)} bytes: must not be empty and start at a multiple of {alignment}")
-        if not device.can_wrap_host_memory:
-            raise AllocError(f"{device.name} cannot use host memory in place")
         ptr = lib.ggml_backend_dev_buffer_from_host_ptr(device.ptr, view, len(view), max_tensor)
         if ptr == ffi.NULL:
             raise AllocError(f"{device.name} cannot use {len(view)} bytes of host memory in place")
