@@ -9,7 +9,7 @@ import numpy as np
 
 from pykv._native import ffi, lib
 from pykv.errors import TensorError, UseAfterCloseError
-from pykv.ggml.types import DType, to_float
+from pykv.ggml.types import BY_NUMBER, to_float
 from pykv.typing import AnyArray, F32Array
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Tensor:
 
     def __init__(self, raw: Any, arena: Arena, view_of: Tensor | None = None, *, is_node: bool = False) -> None:
         self.raw, self.arena = raw, arena
-        self.dtype = DType(raw.type)
+        self.dtype = BY_NUMBER[raw.type]
         self.ne: tuple[int, int, int, int] = tuple(ffi.unpack(raw.ne, 4))
         self.nb: tuple[int, int, int, int] = tuple(ffi.unpack(raw.nb, 4))
         self.owner: Buffer | None = None

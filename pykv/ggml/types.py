@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from functools import cache
 from math import prod
 
 import numpy as np
@@ -21,7 +20,26 @@ _NUMPY = {"F32": np.float32, "F16": np.float16, "F64": np.float64} | {
 
 
 class DType(IntEnum):
-    """A ggml element type. Quantised types store blocks of elements."""
+    """A ggml element type. Quantised types store blocks of elements.
+
+    Attributes
+    ----------
+    block_size : elements in one block; 1 for plain types.
+    type_size : bytes of one block.
+    is_quantized : whether it stores blocks.
+    """
+
+    block_size: int
+    type_size: int
+    is_quantized: bool
+
+    def __new__(cls, number: int) -> DType:
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.block_size = int(lib.ggml_blck_size(number))
+        member.type_size = int(lib.ggml_type_size(number))
+        member.is_quantized = bool(lib.ggml_is_quantized(number))
+        return member
 
     # built from the library's own numbers, never from typed ones
     F32 = lib.GGML_TYPE_F32
@@ -66,20 +84,6 @@ class DType(IntEnum):
         return self.name.lower() if not self.name.endswith("_K") else self.name.lower()[:-1] + "K"
 
     @property
-    def block_size(self) -> int:
-        """Elements in one block; 1 for plain types."""
-        return _sizes(self)[0]
-
-    @property
-    def type_size(self) -> int:
-        """Bytes of one block."""
-        return _sizes(self)[1]
-
-    @property
-    def is_quantized(self) -> bool:
-        return _sizes(self)[2]
-
-    @property
     def numpy_dtype(self) -> np.dtype[np.generic] | None:
         """The numpy type with the same memory layout, None where numpy has none."""
         kind = _NUMPY.get(self.name)
@@ -92,10 +96,9 @@ class DType(IntEnum):
         ------
         TensorError : `n` is negative or not a whole number of blocks.
         """
-        block, size, _ = _sizes(self)
-        if n < 0 or n % block:
-            raise TensorError(f"a row of {n} elements is no multiple of the block of {self.label} ({block})")
-        return n // block * size
+        if n < 0 or n % self.block_size:
+            raise TensorError(f"a row of {n} elements is no multiple of the block of {self.label} ({self.block_size})")
+        return n // self.block_size * self.type_size
 
     def check_size(self, ne: Sequence[int]) -> None:
         """Raise unless a tensor `ne` of this type can be counted in bytes.
@@ -124,9 +127,7 @@ class DType(IntEnum):
         return found
 
 
-@cache
-def _sizes(dtype: DType) -> tuple[int, int, bool]:
-    return int(lib.ggml_blck_size(dtype)), int(lib.ggml_type_size(dtype)), bool(lib.ggml_is_quantized(dtype))
+BY_NUMBER = {int(dtype): dtype for dtype in DType}
 
 
 def to_float(dtype: DType, raw: AnyArray, n: int) -> F32Array:
