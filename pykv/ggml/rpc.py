@@ -23,11 +23,12 @@ def connect_rpc(endpoint: str, timeout: float = 5.0) -> tuple[Device, ...]:
     """Connect to an RPC server and add its devices to `devices()`; returns them.
 
     They are named "RPC0" and so on, and count as GPUs: from now on `Model.load` takes them unless told otherwise.
-    A server that has been connected before is not asked again.
+    A server that has been connected before is not asked again. All devices of one server share one connection: use
+    them from one thread at a time, whatever the contexts.
 
     Parameters
     ----------
-    endpoint : "host:port", where ggml's ``rpc-server`` listens. There is no encryption and no password.
+    endpoint : "host:port", where llama.cpp's ``rpc-server`` listens. There is no encryption and no password.
     timeout : seconds to wait for the first answer. Later ones are waited for without end, and the death of a server
         whose devices are in use ends this process.
 
