@@ -106,6 +106,12 @@ class CellStreams:
         """
         self._apply(slot, ubatch, ext_always, embd_tok)
 
+    def retract(self, slot: SlotInfo) -> None:
+        """Empty the cells of a slot that was applied, because their rows could not be computed."""
+        for stream, idxs in zip(slot.streams, slot.idxs, strict=True):
+            self.cells[stream].rm(idxs)
+            self._freed(stream, np.sort(idxs))
+
     def prepare(self, ubatches: Sequence[UBatch]) -> list[SlotInfo] | None:
         """Find slots for ubatches that will be applied one after the other; None if they do not all fit.
 

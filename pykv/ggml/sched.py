@@ -154,7 +154,11 @@ class Sched(Owner):
     @property
     def nbytes(self) -> int:
         """Compute memory over all backends, in bytes."""
-        return sum(int(lib.ggml_backend_sched_get_buffer_size(self.ptr, b.ptr)) for b in self.backends)
+        return sum(map(self.nbytes_on, self.backends))
+
+    def nbytes_on(self, backend: Backend) -> int:
+        """Return the compute memory on one of the backends, in bytes."""
+        return int(lib.ggml_backend_sched_get_buffer_size(self.ptr, backend.ptr))
 
 
 def _writable(indices: Sequence[RowIndex]) -> dict[RowIndex, AnyArray]:

@@ -51,6 +51,16 @@ class KVContext:
             n_stream=slot.s1 - slot.s0 + 1,
         )
 
+    def retract(self, i: int) -> None:
+        """Take ubatch `i`, applied last, out of the cache again.
+
+        Exactly its cells go, for all their sequences.
+        """
+        # differs from llama.cpp: there, every later position of a token's first sequence goes, and other owners keep
+        # cells without a computed key
+        if self.cache.other is None:
+            self.cache.streams.retract(self.slots[i])
+
     def _check_free(self, slot: SlotInfo) -> None:
         """Refuse a plan that another one has overtaken: it would overwrite tokens. A window lets cells be reused."""
         cache = self.cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pykv.batch import UBatch
 from pykv.cells import SlotInfo
+from pykv.errors import AllocError
 from pykv.ggml import Arena, Backend, Graph, GraphInput, Sched, Tensor
 from pykv.ggml.owner import Owner
 from pykv.memory import AttentionPlan, KVCache, KVShape
@@ -51,7 +52,7 @@ class Compute:
         self._built: BuiltGraph | None = None
         self.n_reused = 0
 
-    def reserve(self, n_tokens: int, n_seqs: int, n_outputs: int) -> None:
+    def reserve(self, n_tokens: int, n_outputs: int) -> None:
         """Allocate compute memory for the largest ubatch. Drops the graph at hand.
 
         Raises
@@ -64,7 +65,12 @@ class Compute:
         kv = KVShape(n_tokens, self._cache.n_cells, 0, n_stream)
         built = self._build(GraphShape(kv, min(n_outputs, n_tokens)))
         built.graph.check_supported(self._sched.devices)
-        self._sched.reserve(built.graph, f"n_ubatch={n_tokens} over {self._cache.n_cells} cells")
+        purpose = f"n_ubatch={n_tokens} over {self._cache.n_cells} cells"
+        self._sched.reserve(built.graph, purpose)
+        # a host that overcommits grants memory which it lacks, and ends the process when that is written to
+        host = self._sched.backends[-1]
+        if self._sched.nbytes_on(host) > host.device.memory_free:
+            raise AllocError(f"{purpose}: {self._sched.nbytes_on(host)} bytes of compute buffers are more than is free")
         self._built = None
 
     def lay_out_v(self, n_tokens: int) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
-from pykv.batch import Batch, BatchLimits, ValidBatch, validate
+from pykv.batch import Batch, BatchBuilder, BatchLimits, ValidBatch, validate
 from pykv.errors import ComputeCancelled, ConcurrentUseError, NoSlotError, ParamError, UseAfterCloseError
 from pykv.ggml import Backend, BufferType, CancelFlag, HeldInterrupt, cpu_device
 from pykv.memory import AttentionPath, AttentionPlan, KVCache, KVPlan, KVSettings, UpdateStatus
@@ -21,7 +21,6 @@ from pykv.runtime.params import ContextParams, ResolvedParams, resolve
 from pykv.typing import F32Array
 
 if TYPE_CHECKING:
-    from pykv.batch import UBatch
     from pykv.runtime.model import Model
 
 
@@ -73,7 +72,7 @@ class Context:
 
     # decode
 
-    def decode(self, batch: Batch) -> None:
+    def decode(self, batch: Batch | BatchBuilder) -> None:
         """Compute a batch and remember its tokens.
 
         Afterwards `logits` holds the rows that the batch asked for. Either the whole batch finds room or nothing
@@ -168,8 +167,8 @@ class Context:
 
     # mechanism
 
-    def _decode(self, batch: Batch) -> None:
-        if not isinstance(batch, Batch):
+    def _decode(self, batch: Batch | BatchBuilder) -> None:
+        if not isinstance(batch, (Batch, BatchBuilder)):
             raise ParamError(f"batch={batch!r} must be a pykv.Batch")
         valid = validate(batch, self._limits, self.memory)
         if valid.n_outputs > self.params.n_outputs_max:
@@ -204,18 +203,8 @@ class Context:
             self._compute.run(shape, plan.slots[i], ubatch, room)
         except BaseException:
             self._compute.drop_graph()
-            self._take_out(ubatch)
+            plan.retract(i)
             raise
-
-    def _take_out(self, ubatch: UBatch) -> None:
-        # differs from llama.cpp: every sequence of a token is cut, because a cell left to its other owners holds no
-        # computed key
-        for seq_id in ubatch.seq_id_unq:
-            first = min(
-                (int(p) for p, ids in zip(ubatch.pos[0], ubatch.seq_ids, strict=True) if seq_id in ids),
-                default=0,
-            )
-            self.memory.seq_rm(seq_id, first, -1)
 
     def _make_compute(self) -> Compute:
         params, model = self.params, self.model
@@ -223,7 +212,7 @@ class Context:
         self._backends = [Backend(device, params.n_threads, self._cancel) for device in devices]
         compute = Compute(model.architecture, self.memory, self.attention, self._backends, model.owners)
         n_tokens = min(params.n_ctx, params.n_ubatch)
-        compute.reserve(n_tokens, params.n_seq_max, min(n_tokens, params.n_outputs_max))
+        compute.reserve(n_tokens, min(n_tokens, params.n_outputs_max))
         return compute
 
     def _require_open(self) -> None:

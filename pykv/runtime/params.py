@@ -49,6 +49,7 @@ class ContextParams:
     n_batch: int = 2048
     n_ubatch: int = 512
     n_seq_max: int = 1
+    # differs from llama.cpp: unified, so that forks share cells, and only the window, which is all that is ever read
     kv_unified: bool = True
     type_k: str | DType = "f16"
     type_v: str | DType = "f16"

@@ -270,3 +270,13 @@ def test_ctrl_c_in_a_long_decode(write_tiny: Callable[[TinyModel], Path], how: s
         check=False,
     )
     assert done.stdout.splitlines() == expected, done.stderr
+
+
+def test_an_equal_position_of_an_earlier_ubatch_is_not_taken_out_with_a_later_one(model: pykv.Model) -> None:
+    with model.context(n_ctx=256, n_ubatch=2, **EXACT) as context:
+        at_ubatch(context, 1, fail(ComputeError("broken")))
+        with pytest.raises(ComputeError):
+            context.decode(pykv.Batch(TOKENS[:4], pos=[0, 1, 1, 2]))
+        context.memory.check()
+        assert context.memory.cells().n_used == 2
+        assert context.memory.pos_max(0) == 1
