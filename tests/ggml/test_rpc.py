@@ -62,7 +62,7 @@ def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not endpoints
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid", "a..b"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "a..b"])
 def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     asked(monkeypatch)
     with socket.socket() as taken:
