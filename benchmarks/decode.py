@@ -86,7 +86,7 @@ def main() -> None:
             key = f"one token at {depth}, ms"
             result[key] = summary(in_turns(peers, args.rounds, "steps", args.steps))
             say(f"{key}: {result[key]}")
-        result["idle"] = {peer.name: round(peer.idle_share(), 4) for peer in peers}
+        result["cores used while idle"] = {peer.name: round(peer.idle_share, 4) for peer in peers}
     print(json.dumps(result))
 
 

@@ -30,11 +30,14 @@ class Peer:
         )
         self._busy_until = time.perf_counter()
         self._ticks = 0
+        self.idle_share = 0.0
+        """Largest share of the time between two requests in which the child used a core; Linux only, else 0."""
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """Send one request and return its result."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
+        self._check_idle()
         print(json.dumps({"do": do, **arguments}), file=self._child.stdin, flush=True)
         line = self._child.stdout.readline()
         if not line:
@@ -46,11 +49,6 @@ class Peer:
         self._ticks, self._busy_until = self._cpu_ticks(), time.perf_counter()
         return reply["result"]
 
-    def idle_share(self) -> float:
-        """Return the CPU time burnt since the last answer as a share of that time; Linux only, else 0."""
-        elapsed = time.perf_counter() - self._busy_until
-        return (self._cpu_ticks() - self._ticks) / os.sysconf("SC_CLK_TCK") / elapsed
-
     def close(self) -> None:
         """End the child by closing its stdin, or by its own id where it hangs."""
         assert self._child.stdin is not None
@@ -59,6 +57,12 @@ class Peer:
             self._child.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self._child.kill()
+
+    def _check_idle(self) -> None:
+        elapsed = time.perf_counter() - self._busy_until
+        if elapsed > 0.1 and self._ticks:  # the kernel counts in hundredths of a second
+            spent = (self._cpu_ticks() - self._ticks) / os.sysconf("SC_CLK_TCK")
+            self.idle_share = max(self.idle_share, spent / elapsed)
 
     def _cpu_ticks(self) -> int:
         stat = Path(f"/proc/{self._child.pid}/stat")
