@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,6 +11,12 @@ from pykv.errors import GGUFError
 from pykv.gguf import GGUFFile, Metadata
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+
+MAX_STRETCH = 2.0**31
+"""Positions lie below it, so a factor beyond it, or beyond its inverse, leaves nothing of them."""
+
+FLOAT32_MAX, FLOAT32_MIN = float(np.finfo(np.float32).max), float(np.finfo(np.float32).smallest_normal)
+"""The largest number and the smallest normal one of the type that ggml computes with."""
 
 _T = TypeVar("_T", int, float)
 
@@ -114,15 +119,37 @@ class _Keys:
     def size(self, name: str, default: int | None = None, least: int = 1) -> int:
         value = self.number(name, int, default)
         if not least <= value < 2**31:
-            raise GGUFError(f"{self.path}: {self.key(name)}={value} must be at least {least}")
+            raise self.refusal(name, value, f"at least {least} and at most {2**31 - 1}")
+        return value
+
+    def finite(self, name: str, default: float) -> float:
+        value = self.number(name, float, default)
+        if not abs(value) <= FLOAT32_MAX:  # false for a NaN too
+            raise self.refusal(name, value, "a finite number in float32")
+        return value
+
+    def unsigned(self, name: str, default: float) -> float:
+        value = self.finite(name, default)
+        if value < 0:
+            raise self.refusal(name, value, "a number, not negative")
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:
         """Return a number above 0, or 0 where that is the default and means "not given"."""
         value = self.number(name, float, default)
-        if not (0.0 < value < math.inf or value == default == 0.0):
-            raise GGUFError(f"{self.path}: {self.key(name)}={value} must be a positive number")
+        if not (FLOAT32_MIN <= value <= FLOAT32_MAX or value == default == 0.0):
+            raise self.refusal(name, value, "a positive number, neither tiny nor infinite in float32")
         return value
+
+    def stretch(self, name: str) -> float:
+        """Return a factor on positions, or 0 for "not given"."""
+        value = self.positive(name, 0.0)
+        if value and not 1 / MAX_STRETCH <= value <= MAX_STRETCH:
+            raise self.refusal(name, value, "a positive number in 2^-31..2^31")
+        return value
+
+    def refusal(self, name: str, value: object, limits: str) -> GGUFError:
+        return GGUFError(f"{self.path}: {self.key(name)}={value} must be {limits}")
 
     def per_layer(self, name: str, n_layer: int, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """Return one number per layer; the file may give one for all."""
@@ -152,8 +179,7 @@ def _read(keys: _Keys) -> HParams:
     n_rot = keys.size("rope.dimension_count", head_k)
     if n_rot > head_k or n_rot % 2:
         raise GGUFError(f"{keys.path}: {keys.key('rope.dimension_count')}={n_rot} must be even and at most {head_k}")
-    if keys.size("expert_count", 0, least=0):
-        raise GGUFError(f"{keys.path}: {keys.key('expert_count')}: mixtures of experts are not supported")
+    _refuse_other_kinds(keys)
     return HParams(
         architecture=keys.architecture,
         n_layer=n_layer,
@@ -167,10 +193,32 @@ def _read(keys: _Keys) -> HParams:
         n_embd_head_v=keys.size("attention.value_length", head),
         n_rot=n_rot,
         norm_rms_eps=keys.positive("attention.layer_norm_rms_epsilon"),
-        rope_freq_base=keys.positive("rope.freq_base", 10000.0),
+        rope_freq_base=_freq_base(keys),
         rope_scaling=_rope_scaling(keys),
         attention_scale=keys.positive("attention.scale", 0.0),
     )
+
+
+def _refuse_other_kinds(keys: _Keys) -> None:
+    """Refuse models that would be computed as something that they are not."""
+    if keys.size("expert_count", 0, least=0):
+        raise GGUFError(f"{keys.path}: {keys.key('expert_count')}: mixtures of experts are not supported")
+    if not keys.meta.typed(keys.key("attention.causal"), bool, True):
+        causal = keys.key("attention.causal")
+        raise GGUFError(f"{keys.path}: {causal}=False: attention to later tokens is not supported")
+    pooling = keys.number("pooling_type", int, 0)
+    if pooling:
+        raise GGUFError(
+            f"{keys.path}: {keys.key('pooling_type')}={pooling}: pooled embeddings are not supported; accepted: 0"
+        )
+
+
+def _freq_base(keys: _Keys) -> float:
+    """Return the base; below 1, frequencies would grow from one pair of dims to the next until they overflow."""
+    base = keys.positive("rope.freq_base", 10000.0)
+    if base < 1:
+        raise keys.refusal("rope.freq_base", base, "at least 1")
+    return base
 
 
 def _n_vocab(keys: _Keys) -> int:
@@ -185,15 +233,15 @@ def _rope_scaling(keys: _Keys) -> RopeScaling:
     kind = keys.meta.typed(keys.key("rope.scaling.type"), str, "linear")
     if kind not in ROPE_SCALINGS:
         raise GGUFError(f"{keys.path}: {keys.key('rope.scaling.type')}={kind!r} is unknown")
-    factor = keys.positive("rope.scaling.factor", 0.0) or keys.positive("rope.scale_linear", 0.0)
+    factor = keys.stretch("rope.scaling.factor") or keys.stretch("rope.scale_linear")
     return RopeScaling(
         kind=kind,
         freq_scale=1.0 / factor if factor else 1.0,
         n_ctx_orig=keys.size("rope.scaling.original_context_length", 0, least=0),
-        attn_factor=keys.number("rope.scaling.attn_factor", float, 1.0),
-        yarn_attn_factor=keys.number("rope.scaling.yarn_attn_factor", float, 1.0),
-        ext_factor=keys.number("rope.scaling.yarn_ext_factor", float, -1.0),
-        beta_fast=keys.number("rope.scaling.yarn_beta_fast", float, 32.0),
-        beta_slow=keys.number("rope.scaling.yarn_beta_slow", float, 1.0),
-        log_multiplier=keys.number("rope.scaling.yarn_log_multiplier", float, 0.0),
+        attn_factor=keys.finite("rope.scaling.attn_factor", 1.0),
+        yarn_attn_factor=keys.finite("rope.scaling.yarn_attn_factor", 1.0),
+        ext_factor=keys.finite("rope.scaling.yarn_ext_factor", -1.0),
+        beta_fast=keys.unsigned("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=keys.unsigned("rope.scaling.yarn_beta_slow", 1.0),
+        log_multiplier=keys.finite("rope.scaling.yarn_log_multiplier", 0.0),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
     elif isinstance(value, int) and not isinstance(value, bool) and value < 0:
         writer.add_int32(key, value)
+    elif isinstance(value, np.float64):
+        writer.add_float64(key, float(value))
     else:
         kinds[type(value)](key, value)
 
@@ -171,6 +174,69 @@ def test_a_missing_key_is_named(read: Write, key: str) -> None:
 def test_values_that_cannot_be(read: Write, key: str, value: Any, message: str) -> None:
     with pytest.raises(GGUFError, match=message):
         read({f"llama.{key}": value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("attention.causal", False, r"llama\.attention\.causal=False: attention to later tokens is not supported"),
+        ("attention.causal", 0, "holds int, expected bool"),
+        ("pooling_type", 3, r"llama\.pooling_type=3: pooled embeddings are not supported; accepted: 0"),
+        ("pooling_type", "mean", "holds str, expected int"),
+    ],
+)
+def test_embedding_models_were_run_as_if_they_were_causal(read: Write, key: str, value: Any, message: str) -> None:
+    with pytest.raises(GGUFError, match=message):
+        read({f"llama.{key}": value})
+    assert read({"llama.attention.causal": True, "llama.pooling_type": 0}) == read()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float64(1e39)])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "attention.layer_norm_rms_epsilon",
+        "attention.scale",
+        "rope.freq_base",
+        "rope.scale_linear",
+        "rope.scaling.factor",
+        "rope.scaling.attn_factor",
+        "rope.scaling.yarn_attn_factor",
+        "rope.scaling.yarn_ext_factor",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "rope.scaling.yarn_log_multiplier",
+    ],
+)
+def test_logits_were_nan_where_a_key_was_no_finite_number(read: Write, key: str, value: float) -> None:
+    with pytest.raises(GGUFError, match=re.escape(f"llama.{key}={value}")):
+        read({f"llama.{key}": value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope.scaling.factor", 1e-44),
+        ("rope.scaling.factor", 1e-10),
+        ("rope.scaling.factor", 1e10),
+        ("rope.scale_linear", 1e-44),
+        ("rope.freq_base", 1e-44),
+        ("rope.freq_base", 0.5),
+        ("attention.layer_norm_rms_epsilon", np.float64(1e-50)),
+        ("rope.scaling.yarn_beta_fast", -1.0),
+        ("rope.scaling.yarn_beta_slow", -1.0),
+    ],
+)
+def test_logits_were_nan_where_a_key_was_absurd(read: Write, key: str, value: float) -> None:
+    """The reciprocal overflows, or positions times it do, or a logarithm of it is none."""
+    with pytest.raises(GGUFError, match=rf"llama\.{key}=.* must be"):
+        read({f"llama.{key}": value})
+
+
+@pytest.mark.parametrize("value", [0, 2**31, 2**32 - 1])
+def test_a_size_that_was_too_large_was_told_to_be_at_least_1(read: Write, value: int) -> None:
+    with pytest.raises(GGUFError, match=f"context_length={value} must be at least 1 and at most 2147483647"):
+        read({"llama.context_length": value})
 
 
 def test_no_embedding_no_vocabulary(read: Write) -> None:
