@@ -67,6 +67,10 @@ def _small_vocabularies() -> dict[str, dict[str, Any]]:
             merges, pre="jina-v2-de", specials=SPECIALS, bos_token_id=0, eos_token_id=0, add_eos_token=True
         ),
         "gaps": gaps,
+        "merges-longer-than-tokens": {
+            **bpe_metadata([], bos_token_id=0, eos_token_id=0),
+            "tokenizer.ggml.merges": ["Ġ e", "h e", "Ġe r", "Ã ¤"],
+        },
     }
 
 

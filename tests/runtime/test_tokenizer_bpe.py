@@ -95,6 +95,15 @@ def test_a_merge_of_something_that_is_no_token_falls_back_to_its_ascii_character
     assert of.encode("a q") == ids_of(["a", "q"], of)  # the stand-in for a space is not ASCII
 
 
+@pytest.mark.parametrize("merges", [["Ġ e"], ["Ġ e", "Ġe y"], ["é é", "q Ġé"], ["x y"]])
+def test_a_merge_into_something_longer_than_every_token_panicked(merges):
+    meta = {**bpe_metadata([]), "tokenizer.ggml.merges": merges}
+    of = Tokenizer.from_metadata(meta)
+    ids = {of.token_text(token): token for token in range(of.n_vocab)}
+    for text in ("hello", "a eye e", "é éé", " e", "xy"):
+        assert of.encode(text) == bpe_ids(text, gpt2_words(text), ids, merges)
+
+
 def test_of_equal_merges_the_first_counts():
     meta = bpe_metadata(["b c", "a b", "b c"])
     of = Tokenizer.from_metadata(meta)

@@ -75,12 +75,12 @@ class BpeEncoder:
         merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in self._vocab.merges)]
         if len(set(self._vocab.merges)) < len(merges):
             merges = list(dict.fromkeys(merges))  # the first of two equal merges counts
-        missing = [char for char in BYTE_CHARS if char not in self._vocab.ids]
+        # note: over a result that is longer than every token the library panics, so results are seen to first
+        missing = [text for text in (*BYTE_CHARS, *map("".join, merges)) if text not in self._vocab.ids]
         try:
             return self._model_with(merges, missing)
         except Exception:  # the library raises nothing more precise
-            named = (text for left, right in merges for text in (left, right, left + right))
-            missing += [text for text in named if text not in self._vocab.ids]
+            missing += [part for merge in merges for part in merge if part not in self._vocab.ids]
         try:
             return self._model_with(merges, missing)
         except Exception as error:
