@@ -12,6 +12,7 @@ import numpy as np
 
 from pykv.errors import GGUFError
 from pykv.ggml import Arena, Buffer, Device, DType, Tensor
+from pykv.ggml.buffer import PLACE_ALIGNMENT
 from pykv.ggml.owner import Owner
 from pykv.gguf import GGUFFile, TensorInfo
 
@@ -36,9 +37,19 @@ class Placement:
 
 
 class Weights:
-    """Collects the tensors that an architecture asks for; `load` then gives them their data."""
+    """Collects the tensors that an architecture asks for; `load` then gives them their data.
+
+    Raises
+    ------
+    GGUFError : the file's tensors lie where they cannot be read in place.
+    """
 
     def __init__(self, file: GGUFFile, placement: Placement) -> None:
+        if file.alignment % PLACE_ALIGNMENT:
+            raise GGUFError(
+                f"{file.path}: general.alignment={file.alignment} must be a multiple of {PLACE_ALIGNMENT}: "
+                "weights are used where they lie in the file"
+            )
         self._file, self.placement = file, placement
         # an architecture takes each tensor once, and tied embeddings twice
         self._budget = len(file.tensors) + 1

@@ -53,6 +53,20 @@ def test_a_tensor_that_is_wrong_is_named(tmp_path: Path, name: str, change: Call
         pykv.Model.load(damaged(tmp_path, name, change))
 
 
+@pytest.mark.parametrize("alignment", [1, 2])
+def test_a_file_of_unaligned_tensors_ended_in_an_error_about_buffers(tmp_path: Path, alignment: int) -> None:
+    path = rewrite(TINY, tmp_path / "a.gguf", {}, alignment=alignment)
+    with pytest.raises(GGUFError, match=f"general.alignment={alignment} must be a multiple of 4"):
+        pykv.Model.load(path)
+
+
+@pytest.mark.parametrize("alignment", [4, 8, 4096])
+def test_any_other_alignment_is_taken(tmp_path: Path, alignment: int) -> None:
+    path = rewrite(TINY, tmp_path / "a.gguf", {}, alignment=alignment)
+    with pykv.Model.load(path) as model, model.context(n_ctx=256, **EXACT) as context:
+        Twin(context, TINY).decode(3)
+
+
 def test_half_precision_weights_are_taken(tmp_path: Path) -> None:
     """A matrix may have another type than its neighbours."""
     path = damaged(tmp_path, "blk.0.attn_q.weight", lambda x: x.astype(np.float16))

@@ -12,11 +12,20 @@ from support.tiny_gguf import TinyModel
 
 
 def rewrite(
-    tiny: TinyModel, path: Path, tensors: Mapping[str, np.ndarray | None], keys: Mapping[str, list[int]] | None = None
+    tiny: TinyModel,
+    path: Path,
+    tensors: Mapping[str, np.ndarray | None],
+    keys: Mapping[str, list[int]] | None = None,
+    alignment: int | None = None,
 ) -> Path:
-    """Write a tiny model in which some tensors are others, or None for missing, and some keys hold lists."""
+    """Write a tiny model in which some tensors are others, or None for missing, and some keys hold lists.
+
+    Tensors start at multiples of `alignment` bytes, None = as usual.
+    """
     original = tiny.write(path.with_suffix(".original"))
     writer = gguf.GGUFWriter(str(path), tiny.arch)
+    if alignment is not None:
+        writer.add_custom_alignment(alignment)
     for field in gguf.GGUFReader(str(original)).fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":
             _copy(writer, field, keys or {})
