@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from numbers import Real
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
@@ -26,6 +29,34 @@ AnyArray = NDArray[Any]
 def is_whole(value: object) -> TypeGuard[int]:
     """Tell whether a value is an int and no bool, which Python counts among them."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def as_int(value: object) -> int | None:
+    """Return an integer, numpy's too, as an int; None for a bool and for all that is no integer."""
+    if type(value) is int:
+        return value
+    if isinstance(value, (bool, np.bool_)):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def as_bool(value: object) -> bool | None:
+    """Return a bool, Python's or numpy's, as Python's; None for whatever else is none."""
+    return bool(value) if isinstance(value, (bool, np.bool_)) else None
+
+
+def as_number(value: object) -> float | None:
+    """Return a real number of any type, numpy's too, as a float; None for a bool, a NaN and whatever else is none."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return None if math.isnan(number) else number
 
 
 class PositionSource(Protocol):

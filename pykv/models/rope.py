@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from pykv.errors import ParamError
 from pykv.ggml import RopeParams
-from pykv.models.hparams import ROPE_SCALINGS, HParams
-from pykv.typing import is_whole
+from pykv.models.hparams import FLOAT32_MAX, MAX_STRETCH, ROPE_SCALINGS, HParams
+from pykv.typing import as_int, as_number
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,25 @@ class RopeRequest:
     def __post_init__(self) -> None:
         if self.scaling is not None and self.scaling not in ROPE_SCALINGS:
             raise ParamError(f"rope scaling={self.scaling!r} is unknown; known: {', '.join(ROPE_SCALINGS)}")
-        for name in ("freq_base", "freq_scale"):
-            value = getattr(self, name)
-            if not _is_finite(value) or value < 0:
-                raise ParamError(f"rope {name}={value!r} must be a positive number, or 0 for the model's own")
-        if not is_whole(self.yarn_orig_ctx) or not 0 <= self.yarn_orig_ctx < 2**31:
+        self._take("freq_base", 1.0, FLOAT32_MAX)
+        self._take("freq_scale", 1 / MAX_STRETCH, MAX_STRETCH)
+        orig_ctx = as_int(self.yarn_orig_ctx)
+        if orig_ctx is None or not 0 <= orig_ctx < 2**31:
             raise ParamError(f"rope yarn_orig_ctx={self.yarn_orig_ctx!r} must be a whole number in 0..2^31 - 1")
+        object.__setattr__(self, "yarn_orig_ctx", orig_ctx)
         for name in ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"):
             value = getattr(self, name)
-            if value is not None and not _is_finite(value):
+            number = as_number(value)
+            if value is not None and (number is None or abs(number) > FLOAT32_MAX):
                 raise ParamError(f"rope {name}={value!r} must be a number, or None for the model's own")
+            object.__setattr__(self, name, number)
+
+    def _take(self, name: str, least: float, most: float) -> None:
+        value = getattr(self, name)
+        number = as_number(value)
+        if number is None or not (least <= number <= most or number == 0):
+            raise ParamError(f"rope {name}={value!r} must be in {least:g}..{most:g}, or 0 for the model's own")
+        object.__setattr__(self, name, number)
 
 
 @dataclass(frozen=True)
@@ -105,10 +114,6 @@ def derive_rope(hparams: HParams, request: RopeRequest, n_ctx_seq: int) -> Conte
         beta_slow=_pick(request.yarn_beta_slow, model.beta_slow),
         is_long=n_ctx_seq > n_ctx_orig,
     )
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _pick(asked: float | None, default: float) -> float:

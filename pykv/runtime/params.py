@@ -15,7 +15,7 @@ from pykv.ggml.backend import MAX_THREADS
 from pykv.log import logger
 from pykv.memory.kv_plan import kv_type
 from pykv.models import ContextRope, HParams, RopeRequest, derive_rope
-from pykv.typing import MAX_SEQ, is_whole
+from pykv.typing import MAX_SEQ, as_bool, as_int
 
 _LOG = logger(__name__)
 
@@ -27,7 +27,7 @@ FlashAttn = bool | Literal["auto"]
 
 @dataclass(frozen=True)
 class ContextParams:
-    """What a caller asks for.
+    """What a caller asks for. Numbers and bools may be numpy's; Python's are stored.
 
     Attributes
     ----------
@@ -43,6 +43,10 @@ class ContextParams:
     n_outputs_max : most rows of logits in one `decode`; 0 = `n_batch`.
     offload_kqv : keep K and V on the device of their layer, else in host memory.
     rope : changes to the rotary settings.
+
+    Raises
+    ------
+    ParamError : names the parameter, its value and the limit.
     """
 
     n_ctx: int = 0
@@ -59,6 +63,40 @@ class ContextParams:
     n_outputs_max: int = 0
     offload_kqv: bool = True
     rope: RopeRequest = field(default_factory=RopeRequest)
+
+    def __post_init__(self) -> None:
+        for name in ("n_ctx", "n_batch", "n_ubatch", "n_outputs_max", "n_seq_max"):
+            self._take_whole(name)
+        for name in ("kv_unified", "swa_full", "offload_kqv"):
+            self._take_bool(name)
+        if self.n_batch == 0 and self.n_ubatch == 0:
+            raise ParamError("n_batch=0 and n_ubatch=0: one of them must be positive")
+        if self.n_seq_max > MAX_SEQ:
+            raise ParamError(f"n_seq_max={self.n_seq_max} must be at most {MAX_SEQ}")
+        threads = as_int(self.n_threads)
+        if self.n_threads is not None and (threads is None or not 1 <= threads <= MAX_THREADS):
+            raise ParamError(f"n_threads={self.n_threads!r} must be a whole number in 1..{MAX_THREADS}, or None")
+        object.__setattr__(self, "n_threads", threads)
+        flash = self.flash_attn if isinstance(self.flash_attn, str) else as_bool(self.flash_attn)
+        if flash is None or flash not in (True, False, "auto"):
+            raise ParamError(f"flash_attn={self.flash_attn!r} must be True, False or 'auto'")
+        object.__setattr__(self, "flash_attn", flash)
+        if not isinstance(self.rope, RopeRequest):
+            raise ParamError(f"rope={self.rope!r} must be a RopeRequest")
+
+    def _take_whole(self, name: str) -> None:
+        value = as_int(getattr(self, name))
+        if value is None or not 0 <= value < 2**31 - CONTEXT_PAD:
+            raise ParamError(
+                f"{name}={getattr(self, name)!r} must be a whole number, not negative, below 2^31 - {CONTEXT_PAD}"
+            )
+        object.__setattr__(self, name, value)
+
+    def _take_bool(self, name: str) -> None:
+        value = as_bool(getattr(self, name))
+        if value is None:
+            raise ParamError(f"{name}={getattr(self, name)!r} must be True or False")
+        object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
@@ -86,13 +124,12 @@ class ResolvedParams:
 
 
 def resolve(params: ContextParams, hparams: HParams) -> ResolvedParams:
-    """Check the parameters against a model and derive what follows.
+    """Hold the parameters against a model and derive what follows.
 
     Raises
     ------
-    ParamError : names the parameter, its value and the limit.
+    ParamError : they do not go together, or not with the model; names the parameter, its value and the limit.
     """
-    _check_ranges(params)
     type_k, type_v = kv_type(params.type_k, "type_k"), kv_type(params.type_v, "type_v")
     n_seq_max = max(1, params.n_seq_max)
     n_ctx = params.n_ctx or hparams.n_ctx_train
@@ -109,6 +146,8 @@ def resolve(params: ContextParams, hparams: HParams) -> ResolvedParams:
         if n_ctx != n_ctx_seq * n_seq_max:
             _LOG.warning("n_ctx=%d becomes %d: %d tokens for each sequence", n_ctx, n_ctx_seq * n_seq_max, n_ctx_seq)
             n_ctx = n_ctx_seq * n_seq_max
+    # differs from llama.cpp: YaRN at another scale than the model's leaves its n_ctx_train alone (there: replaced
+    # after creation), because a context does not change its model, which other contexts use too
     if n_ctx_seq > hparams.n_ctx_train:
         _LOG.warning("a sequence may grow to %d tokens, the model was trained at %d", n_ctx_seq, hparams.n_ctx_train)
     n_outputs_max = params.n_outputs_max or n_batch
@@ -144,28 +183,6 @@ def usable_cores() -> int:
 
 def _pad(n: int) -> int:
     return -(-n // CONTEXT_PAD) * CONTEXT_PAD
-
-
-def _check_ranges(params: ContextParams) -> None:
-    for name in ("n_ctx", "n_batch", "n_ubatch", "n_outputs_max", "n_seq_max"):
-        value = getattr(params, name)
-        if not is_whole(value) or not 0 <= value < 2**31 - CONTEXT_PAD:
-            raise ParamError(f"{name}={value!r} must be a whole number, not negative, below 2^31 - {CONTEXT_PAD}")
-    for name in ("kv_unified", "swa_full", "offload_kqv"):
-        if not isinstance(getattr(params, name), bool):
-            raise ParamError(f"{name}={getattr(params, name)!r} must be True or False")
-    if params.n_batch == 0 and params.n_ubatch == 0:
-        raise ParamError("n_batch=0 and n_ubatch=0: one of them must be positive")
-    if params.n_seq_max > MAX_SEQ:
-        raise ParamError(f"n_seq_max={params.n_seq_max} must be at most {MAX_SEQ}")
-    threads = params.n_threads
-    if threads is not None and not (is_whole(threads) and 1 <= threads <= MAX_THREADS):
-        raise ParamError(f"n_threads={threads!r} must be a whole number in 1..{MAX_THREADS}, or None")
-    flash = params.flash_attn
-    if not isinstance(flash, bool) and not (isinstance(flash, str) and flash == "auto"):
-        raise ParamError(f"flash_attn={flash!r} must be True, False or 'auto'")
-    if not isinstance(params.rope, RopeRequest):
-        raise ParamError(f"rope={params.rope!r} must be a RopeRequest")
 
 
 def _flash_attn(asked: FlashAttn, type_v: DType) -> FlashAttn:

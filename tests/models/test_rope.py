@@ -104,15 +104,32 @@ def test_frequencies_can_be_asked_for() -> None:
         ({"scaling": "dynamic"}, "scaling='dynamic' is unknown; known: none, linear, yarn, longrope"),
         ({"freq_base": -1.0}, r"freq_base=-1\.0"),
         ({"freq_base": math.nan}, "freq_base=nan"),
+        ({"freq_base": 1e39}, r"freq_base=1e\+39 must be in 1\.\.3\.40282e\+38, or 0"),
+        ({"freq_base": 0.5}, r"freq_base=0\.5"),
+        ({"freq_base": 10**400}, "freq_base=1000"),
+        ({"freq_scale": 1e-44}, "freq_scale=1e-44"),
+        ({"freq_scale": 1e10}, r"freq_scale=10000000000\.0"),
         ({"freq_scale": "2"}, "freq_scale='2'"),
         ({"freq_scale": True}, "freq_scale=True"),
         ({"freq_scale": math.inf}, "freq_scale=inf"),
         ({"yarn_orig_ctx": -4}, "yarn_orig_ctx=-4"),
         ({"yarn_orig_ctx": 1.5}, r"yarn_orig_ctx=1\.5"),
+        ({"yarn_orig_ctx": True}, "yarn_orig_ctx=True"),
         ({"yarn_ext_factor": math.nan}, "yarn_ext_factor=nan"),
+        ({"yarn_attn_factor": 1e39}, r"yarn_attn_factor=1e\+39"),
         ({"yarn_beta_slow": "x"}, "yarn_beta_slow='x'"),
     ],
 )
 def test_requests_that_mean_nothing(fields: dict, message: str) -> None:
     with pytest.raises(ParamError, match=message):
         RopeRequest(**fields)
+
+
+def test_numbers_of_numpy_were_refused() -> None:
+    request = RopeRequest(freq_base=np.float32(5e5), freq_scale=np.float64(0.5), yarn_orig_ctx=np.int64(64))
+    assert request == RopeRequest(freq_base=5e5, freq_scale=0.5, yarn_orig_ctx=64)
+    assert [type(value) for value in (request.freq_base, request.freq_scale, request.yarn_orig_ctx)] == [
+        float,
+        float,
+        int,
+    ]

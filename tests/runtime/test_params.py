@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.tiny_gguf import RopeScaling as RopeStretch
 from support.tiny_gguf import TinyModel
 
 import pykv
@@ -134,6 +136,13 @@ REFUSED = [
     ({"n_threads": 2.5}, r"n_threads=2\.5"),
     ({"n_threads": True}, "n_threads=True"),
     ({"n_threads": "4"}, "n_threads='4'"),
+    ({"n_ctx": np.True_}, "n_ctx="),
+    ({"n_ctx": np.float64(64)}, "n_ctx="),
+    ({"n_batch": np.array([64])}, "n_batch="),
+    ({"kv_unified": np.int64(1)}, "kv_unified="),
+    ({"swa_full": "yes"}, "swa_full='yes'"),
+    ({"flash_attn": None}, "flash_attn=None"),
+    ({"flash_attn": np.array([True])}, "flash_attn="),
     ({"kv_unified": "no"}, "kv_unified='no' must be True or False"),
     ({"swa_full": 1}, "swa_full=1"),
     ({"offload_kqv": None}, "offload_kqv=None"),
@@ -155,6 +164,27 @@ def test_what_cannot_be_honoured(model: pykv.Model, params: dict, message: str) 
     for make in (model.context, model.plan):
         with pytest.raises(ParamError, match=message):
             make(**({"n_ctx": 256} | params))
+
+
+@pytest.mark.parametrize("whole", [np.int64, np.uint16, np.int32])
+def test_numbers_of_numpy_were_refused(whole: type) -> None:
+    sizes = {"n_ctx": 512, "n_batch": 64, "n_ubatch": 32, "n_seq_max": 2, "n_outputs_max": 8, "n_threads": 1}
+    flags = {"kv_unified": False, "swa_full": True, "offload_kqv": False, "flash_attn": True}
+    params = ContextParams(
+        **{name: whole(n) for name, n in sizes.items()}, **{name: np.bool_(flag) for name, flag in flags.items()}
+    )
+    assert params == ContextParams(**sizes, **flags)
+    assert {type(getattr(params, name)) for name in sizes} == {int}
+    assert {type(getattr(params, name)) for name in flags} == {bool}
+
+
+def test_a_context_does_not_change_its_model(write_tiny: Callable[[TinyModel], Path]) -> None:
+    """With YaRN at a scale of its own; params.md 2."""
+    tiny = TinyModel(seed=51, rope_scaling=RopeStretch("yarn", 4.0, orig_ctx=128))
+    with pykv.Model.load(write_tiny(tiny)) as model:
+        with model.context(n_ctx=256, n_threads=1, flash_attn=True, rope=RopeRequest(freq_scale=0.125)):
+            pass
+        assert model.hparams.n_ctx_train == tiny.n_ctx_train == 512
 
 
 def test_unknown_parameters_are_named(model: pykv.Model) -> None:
