@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import numpy as np
@@ -220,6 +221,64 @@ def test_an_id_outside_the_vocabulary_names_itself_and_the_limit(token):
     for call in (of.token_text, of.token_bytes, of.is_special, of.stream().push, lambda t: of.decode([t])):
         with pytest.raises(TokenizerError, match=f"token id {token} is outside .* n_vocab = 256"):
             call(token)
+
+
+@pytest.mark.parametrize("text", [None, 3, ["a"], 1.5, bytearray(b"a")])
+def test_text_of_another_type_was_an_attribute_error(text):
+    with pytest.raises(TokenizerError, match=rf"^text is {re.escape(repr(text))}, must be a str or bytes$"):
+        _byte_level().encode(text)
+
+
+@pytest.mark.parametrize("flag", ["x", 1, 0, 1.0, [], np.int64(1)])
+def test_anything_counted_as_a_flag(flag):
+    of = _byte_level()
+    complaint = f" is {re.escape(repr(flag))}, must be "
+    with pytest.raises(TokenizerError, match=f"^add_bos{complaint}True, False or None$"):
+        of.encode("a", add_bos=flag)
+    with pytest.raises(TokenizerError, match=f"^parse_special{complaint}True or False$"):
+        of.encode("a", parse_special=flag)
+    for call in (of.decode, of.decode_bytes):
+        with pytest.raises(TokenizerError, match=f"^skip_special{complaint}True or False$"):
+            call([], skip_special=flag)
+
+
+def test_flags_may_be_those_of_numpy():
+    of = bpe(bos_token_id=3, eos_token_id=4, add_eos_token=True)
+    a = of.encode("a", add_bos=False)
+    assert of.encode("a", add_bos=np.True_) == [3, *a, 4]
+    assert of.encode("a", add_bos=np.False_, parse_special=np.True_) == a
+    assert of.decode(a, skip_special=np.False_) == "a"
+
+
+@pytest.mark.parametrize("ids", [None, 3, 1.5, "abc", b"abc", np.array(7)])
+def test_ids_that_are_no_sequence_were_a_type_error(ids):
+    complaint = rf"^ids is {re.escape(repr(ids))}, must be token ids, one after another$"
+    with pytest.raises(TokenizerError, match=complaint):
+        _byte_level().decode(ids)
+
+
+@pytest.mark.parametrize(
+    "bad", [1.5, 1.0, None, True, np.True_, "a", b"a", [1], np.float32(1), np.array([1, 2]), np.array([1])]
+)
+def test_an_id_that_is_no_integer_was_taken_for_one(bad):
+    of = _byte_level()
+    of.decode(range(256))  # True and 1.0 must not be found among the pieces that are known already
+    calls = (of.token_text, of.token_bytes, of.is_special, of.stream().push)
+    for call in (*calls, lambda t: of.decode([t]), lambda t: of.decode([65, t], skip_special=True)):
+        with pytest.raises(TokenizerError, match=rf"^token id {re.escape(repr(bad))} must be an integer$"):
+            call(bad)
+
+
+def test_ids_of_two_dimensions_were_a_type_error():
+    with pytest.raises(TokenizerError, match=r"^token id array\(\[1, 2\]\) must be an integer$"):
+        _byte_level().decode(np.array([[1, 2], [3, 4]]))
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint8])
+def test_ids_may_be_integers_of_numpy(kind):
+    of = _byte_level()
+    assert of.decode(np.array([104, 105], kind)) == of.decode([kind(104), kind(105)]) == of.decode([104, 105])
+    assert of.token_text(kind(104)) == of.token_text(104)
 
 
 @pytest.mark.parametrize("key", ["model", "tokens"])

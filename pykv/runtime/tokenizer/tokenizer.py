@@ -13,6 +13,9 @@ from pykv.runtime.tokenizer.special_ids import Attr
 from pykv.runtime.tokenizer.special_text import SpecialText
 from pykv.runtime.tokenizer.spm import SpmEncoder
 from pykv.runtime.tokenizer.vocab import Vocab
+from pykv.typing import as_bool, as_int
+
+_SPECIAL = Attr.CONTROL | Attr.UNKNOWN
 
 
 class _Encoder(Protocol):
@@ -56,7 +59,13 @@ class Tokenizer:
         `add_bos`: None adds BOS and EOS as the file asks; False adds neither; True adds BOS in any case, and
         EOS as the file asks. `parse_special`: whether control tokens written in the text count as tokens;
         user-defined ones always do.
+
+        Raises
+        ------
+        TokenizerError : an argument of another type, or BOS or EOS is asked for and the file names none.
         """
+        _check_flag("add_bos", add_bos, or_none=True)
+        _check_flag("parse_special", parse_special)
         ids: list[int] = []
         after_special = True
         if self._vocab.add_bos if add_bos is None else add_bos:
@@ -68,7 +77,7 @@ class Tokenizer:
             else:
                 ids += self._encoder.encode(fragment, after_special=after_special)
                 after_special = False
-        if self._vocab.add_eos and add_bos is not False:
+        if self._vocab.add_eos and (add_bos is None or add_bos):
             ids.append(self._required("eos_token_id", self.eos_id))
         return ids
 
@@ -77,17 +86,22 @@ class Tokenizer:
 
         `skip_special` leaves out control and unknown tokens. The space that encoding put before the first
         word is taken away again.
+
+        Raises
+        ------
+        TokenizerError : an id that is no integer or not in the vocabulary, or an argument of another type.
         """
         return self.decode_bytes(ids, skip_special).decode("utf-8", "replace")
 
     def decode_bytes(self, ids: Iterable[int], skip_special: bool = False) -> bytes:
         """Return the bytes of some tokens, as `decode` does."""
         # differs from llama.cpp: spaces before punctuation stay, because removing them would change the text
+        _check_flag("skip_special", skip_special)
         pieces: list[bytes] = []
         strip_next = self._vocab.add_space_prefix
-        for token in ids:
-            data = self.token_bytes(token)
-            if self.is_special(token):
+        for token in map(self._checked, _iterable(ids)):
+            data = self._piece(token)
+            if self._vocab.has(token, _SPECIAL):
                 if skip_special:
                     continue
             elif strip_next:
@@ -107,19 +121,25 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token adds to the output; special tokens show their own text."""
-        data = self._pieces.get(token)
-        if data is None:
-            data = self._pieces[int(token)] = piece(self._vocab, self._checked(token))
-        return data
+        return self._piece(self._checked(token))
 
     def is_special(self, token: int) -> bool:
         """Whether a token is a control token or the unknown token: no text of its own."""
-        return self._vocab.has(self._checked(token), Attr.CONTROL | Attr.UNKNOWN)
+        return self._vocab.has(self._checked(token), _SPECIAL)
+
+    def _piece(self, token: int) -> bytes:
+        data = self._pieces.get(token)
+        if data is None:
+            data = self._pieces[token] = piece(self._vocab, token)
+        return data
 
     def _checked(self, token: int) -> int:
-        if not 0 <= token < self.n_vocab:
+        number = as_int(token)
+        if number is None:
+            raise TokenizerError(f"token id {token!r} must be an integer")
+        if not 0 <= number < self.n_vocab:
             raise TokenizerError(f"token id {token} is outside the vocabulary of n_vocab = {self.n_vocab}")
-        return token
+        return number
 
     def _required(self, key: str, token: int | None) -> int:
         if token is None:
@@ -131,8 +151,25 @@ def _escape(text: str | bytes) -> str:
     """Return text in which each byte that is not part of UTF-8 is a lone surrogate."""
     if isinstance(text, bytes):
         return text.decode("utf-8", "surrogateescape")
+    if not isinstance(text, str):
+        raise TokenizerError(f"text is {text!r}, must be a str or bytes")
     try:
         text.encode()
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")
     return text
+
+
+def _iterable(ids: Iterable[int]) -> Iterable[int]:
+    try:
+        if isinstance(ids, (str, bytes)):  # the bytes of a text would pass for ids
+            raise TypeError
+        return iter(ids)
+    except TypeError:
+        raise TokenizerError(f"ids is {ids!r}, must be token ids, one after another") from None
+
+
+def _check_flag(name: str, value: object, *, or_none: bool = False) -> None:
+    if as_bool(value) is None and not (or_none and value is None):
+        accepted = "True, False or None" if or_none else "True or False"
+        raise TokenizerError(f"{name} is {value!r}, must be {accepted}")
