@@ -21,6 +21,8 @@ enum ggml_type {
 
 enum ggml_prec { GGML_PREC_DEFAULT = ..., GGML_PREC_F32 = ... };
 
+enum ggml_op_hint { GGML_HINT_NONE = ..., GGML_HINT_SRC0_IS_HADAMARD = ... };
+
 enum ggml_log_level {
     GGML_LOG_LEVEL_NONE = ..., GGML_LOG_LEVEL_DEBUG = ..., GGML_LOG_LEVEL_INFO = ...,
     GGML_LOG_LEVEL_WARN = ..., GGML_LOG_LEVEL_ERROR = ..., GGML_LOG_LEVEL_CONT = ...,
@@ -83,6 +85,7 @@ struct ggml_tensor * ggml_rms_norm(struct ggml_context * ctx, struct ggml_tensor
 struct ggml_tensor * ggml_swiglu_split(struct ggml_context * ctx, struct ggml_tensor * a, struct ggml_tensor * b);
 struct ggml_tensor * ggml_mul_mat(struct ggml_context * ctx, struct ggml_tensor * a, struct ggml_tensor * b);
 void ggml_mul_mat_set_prec(struct ggml_tensor * a, enum ggml_prec prec);
+void ggml_mul_mat_set_hint(struct ggml_tensor * a, enum ggml_op_hint hint);
 struct ggml_tensor * ggml_cast(struct ggml_context * ctx, struct ggml_tensor * a, enum ggml_type type);
 struct ggml_tensor * ggml_cpy(struct ggml_context * ctx, struct ggml_tensor * a, struct ggml_tensor * b);
 struct ggml_tensor * ggml_cont(struct ggml_context * ctx, struct ggml_tensor * a);

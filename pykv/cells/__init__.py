@@ -3,6 +3,7 @@
 Never touches a tensor and needs no extension. `CellStreams` is the way in.
 """
 
+from pykv.cells.cells_view import CellsView
 from pykv.cells.index import element_indices, row_indices
 from pykv.cells.kv_cells import CellSnapshot, KVCells
 from pykv.cells.lookups import encoder_position_buckets, position_buckets, previous_tokens, relative_bucket
@@ -16,6 +17,7 @@ __all__ = [
     "NO_WINDOW",
     "CellSnapshot",
     "CellStreams",
+    "CellsView",
     "KVCells",
     "MaskRule",
     "NonCausal",

@@ -258,6 +258,10 @@ class CellStreams:
         for cells in self.cells:
             cells.reset_shift()
 
+    def drop_useless_copies(self) -> None:
+        """Forget queued copies into streams that have been emptied since."""
+        self.pending_copies[:] = [(src, dst) for src, dst in self.pending_copies if self.cells[dst].n_used]
+
     # inspection
 
     def check(self) -> None:

@@ -9,22 +9,23 @@ import numpy as np
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from pykv.cells import KVCells
+    from pykv.cells import CellsView
 
 EMPTY, SHARED = ".", "#"
 _COLOURS = ("green", "yellow", "magenta", "blue")
 
 
-def cell_letters(cells: KVCells) -> str:
+def cell_letters(cells: CellsView) -> str:
     """Return a character a cell: ``.`` empty, ``A`` only sequence 0, ``B`` only sequence 1, ``#`` shared."""
     letters = np.full(cells.n, EMPTY)
-    for seq_id in cells.sequences():
-        letters[cells.member(seq_id) & (cells.n_owners == 1)] = chr(ord("A") + seq_id % 26)
-    letters[cells.n_owners > 1] = SHARED
+    n_owners = cells.owners.sum(axis=0)
+    for seq_id, mine in enumerate(cells.owners):
+        letters[mine & (n_owners == 1)] = chr(ord("A") + seq_id % 26)
+    letters[n_owners > 1] = SHARED
     return "".join(letters)
 
 
-def cell_map(cells: KVCells, width: int = 64) -> Text:
+def cell_map(cells: CellsView, width: int = 64) -> Text:
     """Return the map in rows of `width` cells; rows that are empty to the end are left out."""
     from rich.text import Text
 

@@ -10,7 +10,7 @@ from pykv.cli.console import duration
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pykv.cells import KVCells
+    from pykv.cells import CellsView
     from pykv.cli.generate import Pace
 
 MARGIN = "   "
@@ -52,7 +52,7 @@ class Story:
         """Show a remark below a step."""
         self.out.print(MARGIN + text, markup=False, soft_wrap=True)
 
-    def cells(self, cells: KVCells) -> None:
+    def cells(self, cells: CellsView) -> None:
         """Draw the cells."""
         from pykv.cli.cellmap import cell_map
 

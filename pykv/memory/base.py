@@ -1,6 +1,6 @@
 """The contract of a memory: what every kind can do, so that a context need not know which one it has.
 
-Mechanism lives beside it, one kind a file; `factory.make_memory` picks.
+Mechanism lives beside it, one kind a file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from enum import Enum
 from typing import Protocol
 
 from pykv.batch import UBatch, ValidBatch
-from pykv.cells import KVCells
+from pykv.cells import CellsView
+from pykv.memory.kv_graph import KVShape
 
 
 class UpdateStatus(Enum):
@@ -28,8 +29,12 @@ class MemoryContext(Protocol):
         """The ubatches in order."""
         ...
 
-    def apply(self, i: int) -> None:
-        """Write the bookkeeping of ubatch `i`."""
+    def apply(self, i: int) -> KVShape:
+        """Write the bookkeeping of ubatch `i`; returns what a graph must look like to read the memory then."""
+        ...
+
+    def retract(self, i: int) -> None:
+        """Take ubatch `i`, applied last, out again."""
         ...
 
 
@@ -80,8 +85,8 @@ class Memory(Protocol):
         """Whether positions can be moved."""
         ...
 
-    def cells(self, stream: int = 0) -> KVCells:
-        """The bookkeeping of one stream, read-only."""
+    def cells(self, stream: int = 0) -> CellsView:
+        """What the cells of one stream hold now."""
         ...
 
     @property

@@ -48,7 +48,7 @@ def rotate(arena: Arena, x: Tensor, matrix: Tensor) -> Tensor:
     if not x.is_contiguous:
         x = ops.cont(arena, x)
     blocks = ops.reshape(arena, x, n, x.n_elements // n)
-    return ops.reshape(arena, ops.mul_mat(arena, matrix, blocks), *x.ne)
+    return ops.reshape(arena, ops.mul_mat(arena, matrix, blocks, is_hadamard=True), *x.ne)
 
 
 def _have_blocks(heads: set[int], first: int) -> bool:

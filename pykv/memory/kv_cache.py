@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Self
 
 from pykv.batch import Splitter, UBatch, ValidBatch, whole
-from pykv.cells import CellStreams, KVCells, SlotInfo
+from pykv.cells import CellStreams, CellsView, SlotInfo
 from pykv.errors import AllocError, BatchError, ParamError, PendingUpdateError, UseAfterCloseError
 from pykv.ggml import Buffer, BufferType, Tensor, devices
 from pykv.ggml.owner import Owner
 from pykv.memory.base import UpdateStatus
+from pykv.memory.guard import Guard
 from pykv.memory.kv_context import KVContext
 from pykv.memory.kv_plan import KVPlan, KVSettings
 from pykv.memory.kv_sharing import shared_rotation, shared_tensors
@@ -69,6 +70,7 @@ class KVCache:
             )
         )
         self._v_trans = settings.v_trans
+        self.guard: Guard = other.guard if other is not None else Guard()
         self._is_read_by_others = self._closed = False
         if other is not None and self._plan.shared:
             other._is_read_by_others = True
@@ -134,8 +136,9 @@ class KVCache:
             return
         if not self.can_turn_v:
             raise ParamError(f"transposed={transposed}: the V of this cache can only lie as it was made")
-        turn_v([self._tensors[layer.il][1] for layer in self._plan.layers], self.n_used, transposed)
-        self._v_trans = transposed
+        with self._changing():
+            turn_v([self._tensors[layer.il][1] for layer in self._plan.layers], self.n_used, transposed)
+            self._v_trans = transposed
 
     @property
     def can_turn_v(self) -> bool:
@@ -149,11 +152,12 @@ class KVCache:
         """Cells up to the last one in use, over all streams."""
         return max(cells.used_max_p1 for cells in self.streams.cells)
 
-    def cells(self, stream: int = 0) -> KVCells:
-        """Return the bookkeeping of one stream: `pos`, `shift`, `owners` and more, as read-only arrays."""
-        if not 0 <= stream < self.n_stream:
-            raise ParamError(f"stream={stream} must lie in 0..{self.n_stream - 1}")
-        return self.streams.cells[stream]
+    def cells(self, stream: int = 0) -> CellsView:
+        """Return what the cells of one stream hold now: `pos`, `shift`, `owners`."""
+        self._require_open()
+        if type(stream) is not int or not 0 <= stream < self.n_stream:
+            raise ParamError(f"stream={stream!r} must lie in 0..{self.n_stream - 1}")
+        return CellsView(self.streams.cells[stream])
 
     # batches
 
@@ -190,8 +194,10 @@ class KVCache:
         ------
         PendingUpdateError : there are some; this version has no graphs for them. The queue stays.
         """
-        if not self._owns_cells():
+        self._require_open()
+        if self.other is not None:
             return UpdateStatus.NO_UPDATE  # the other cache's update moves its keys, and ends what is pending
+        self.streams.drop_useless_copies()
         if self.streams.pending_copies:
             raise PendingUpdateError(
                 f"seq_cp queued copies between streams {self.streams.pending_copies}, whose rows cannot be copied "
@@ -199,50 +205,56 @@ class KVCache:
             )
         if not self.streams.has_shift:
             return UpdateStatus.NO_UPDATE
-        if any(layer.rope is not None for layer in self.spec.layers):
+        if self.streams.shifts().any() and any(layer.rope is not None for layer in self.spec.layers):
             raise PendingUpdateError(
                 "seq_add or seq_div moved positions, and the stored keys cannot be rotated yet; remove the moved "
                 "range, or clear()"
             )
-        self.streams.reset_shift()  # keys without rotation need none
+        self.streams.reset_shift()  # what moved is gone or back in place, or its keys are not rotated
         return UpdateStatus.SUCCESS
 
     # sequences
 
     def clear(self, data: bool = True) -> None:
         """Empty all cells and forget queued work; with `data`, also zero the buffers."""
-        self._require_open()
-        # differs from llama.cpp: a cache that shares another's cells does not reset them, because they are not its own
-        if self.other is None:
-            self.streams.clear()
-            self.streams.pending_copies.clear()
-        if data:
-            for buffer in self._buffers:
-                buffer.clear()
+        with self._changing():
+            # differs from llama.cpp: a cache that shares another's cells does not reset them, and queued copies go too,
+            # because what they would copy is gone
+            if self.other is None:
+                self.streams.clear()
+                self.streams.pending_copies.clear()
+            if data:
+                for buffer in self._buffers:
+                    buffer.clear()
 
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
         """Remove a range of a sequence, or of all sequences with -1. Always True."""
-        return self.streams.seq_rm(seq_id, p0, p1) if self._owns_cells() else True
+        with self._changing():
+            return self.streams.seq_rm(seq_id, p0, p1) if self.other is None else True
 
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Let `dst` share the cells of a range of `src`; across streams, queue a copy of the whole stream."""
-        if self._owns_cells():
-            self.streams.seq_cp(src, dst, p0, p1)
+        with self._changing():
+            if self.other is None:
+                self.streams.seq_cp(src, dst, p0, p1)
 
     def seq_keep(self, seq_id: int) -> None:
         """Remove all other sequences from the stream of this one."""
-        if self._owns_cells():
-            self.streams.seq_keep(seq_id)
+        with self._changing():
+            if self.other is None:
+                self.streams.seq_keep(seq_id)
 
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Move the positions of a range by `delta`, for all sequences that share its cells."""
-        if self._owns_cells():
-            self.streams.seq_add(seq_id, p0, p1, delta)
+        with self._changing():
+            if self.other is None:
+                self.streams.seq_add(seq_id, p0, p1, delta)
 
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Divide the positions of a range by `d`, for all sequences that share its cells."""
-        if self._owns_cells():
-            self.streams.seq_div(seq_id, p0, p1, d)
+        with self._changing():
+            if self.other is None:
+                self.streams.seq_div(seq_id, p0, p1, d)
 
     def pos_min(self, seq_id: int) -> int:
         """Return the smallest position of a sequence, -1 if it is empty."""
@@ -264,9 +276,10 @@ class KVCache:
 
     def close(self) -> None:
         """Free the buffers. Graphs that still stand on them keep them until they go."""
-        self._closed = True
-        for buffer in self._buffers:
-            buffer.close()
+        with self.guard:
+            self._closed = True
+            for buffer in self._buffers:
+                buffer.close()
 
     def __enter__(self) -> Self:
         self._require_open()
@@ -320,10 +333,13 @@ class KVCache:
             ubatches.append(ubatch)
         return ubatches
 
-    def _owns_cells(self) -> bool:
+    def _changing(self) -> Guard:
+        """Return what to enter around a change, if the cache is open."""
         self._require_open()
-        return self.other is None
+        return self.guard
 
     def _require_open(self) -> None:
         if self._closed:
             raise UseAfterCloseError("the KV cache is closed")
+        if self.other is not None:
+            self.other._require_open()

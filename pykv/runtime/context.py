@@ -93,7 +93,8 @@ class Context:
                 raise ConcurrentUseError("the context is decoding in another thread; one thread at a time")
             try:
                 self._require_open()
-                self._decode(batch)
+                with self.memory.guard:
+                    self._decode(batch)
             finally:
                 with self._cancel_lock:  # a cancel() until here was for this decode, not for the next
                     self._cancel.clear()
@@ -170,6 +171,8 @@ class Context:
     def _decode(self, batch: Batch | BatchBuilder) -> None:
         if not isinstance(batch, (Batch, BatchBuilder)):
             raise ParamError(f"batch={batch!r} must be a pykv.Batch")
+        if len(batch) > self.n_ctx:
+            raise NoSlotError(f"no room for {len(batch)} tokens: the cache has {self.n_ctx} cells in all")
         valid = validate(batch, self._limits, self.memory)
         if valid.n_outputs > self.params.n_outputs_max:
             raise ParamError(f"logits: {valid.n_outputs} rows asked for, n_outputs_max={self.params.n_outputs_max}")

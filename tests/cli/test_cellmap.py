@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pykv.cells import KVCells
+from pykv.cells import CellsView, KVCells
 from pykv.cli.cellmap import cell_letters, cell_map
 
 
@@ -20,20 +20,20 @@ def cells():
 
 
 def test_letters_tell_owners_apart(cells):
-    assert cell_letters(cells) == "###A.B.."
+    assert cell_letters(CellsView(cells)) == "###A.B.."
 
 
 def test_rows_are_cut_at_the_width_and_numbered(cells):
-    assert cell_map(cells, width=4).plain.splitlines() == ["     0 ###A", "     4 .B.."]
+    assert cell_map(CellsView(cells), width=4).plain.splitlines() == ["     0 ###A", "     4 .B.."]
 
 
 def test_empty_rows_at_the_end_are_counted_not_drawn(cells):
     cells.rm(5)
-    assert cell_map(cells, width=4).plain.splitlines() == ["     0 ###A", "       (4 more empty cells)"]
+    assert cell_map(CellsView(cells), width=4).plain.splitlines() == ["     0 ###A", "       (4 more empty cells)"]
 
 
 def test_empty_memory_draws_one_row():
-    assert cell_map(KVCells(256), width=64).plain.splitlines() == [
+    assert cell_map(CellsView(KVCells(256)), width=64).plain.splitlines() == [
         "     0 " + 64 * ".",
         "       (192 more empty cells)",
     ]

@@ -24,7 +24,7 @@ def make(n_cells: int, spec: MemorySpec = SPEC, **settings) -> KVCache:
 
 
 def positions(cache: KVCache, seq_id: int) -> list[int]:
-    cells = cache.cells(cache.streams.stream_of(seq_id))
+    cells = cache.streams.cells[cache.streams.stream_of(seq_id)]
     return sorted(cells.pos[cells.member(seq_id)].tolist())
 
 
@@ -289,7 +289,7 @@ def test_the_answer_depended_on_which_cells_a_prompt_landed_in() -> None:
                 assert nmse(ours, expected) < 1e-12
                 if s == 1:
                     answers.append(ours)
-            cells = np.flatnonzero(cache.cells().member(1)).tolist()
+            cells = np.flatnonzero(cache.cells().owners[1]).tolist()
             assert cells == (list(range(34, 39)) if order == (0, 1) else list(range(5)))
     assert nmse(answers[0], answers[1]) < 1e-12
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -29,10 +28,10 @@ TOLERANCE = {"f16": 5e-4, "q8_0": 5e-4, "q4_0": 3e-3}
 """Largest NMSE over all rows of a setting, per type of K. llama.cpp differs from itself by more than that
 between flash attention on and off: 5e-4 to 1.5e-3, with q4_0 K 3e-3 to 1.5e-2."""
 
-SAME_KERNELS = os.environ.get("PYKV_ORACLE_SAME_KERNELS") == "1"
-"""Whether pykv's ggml and llama.cpp's come from one compiler with the same options. Then the rows must have
-the same bits; otherwise a compiler that fuses other multiplications and additions moves an activation over a
-rounding step now and then."""
+TILED = 64
+"""From this many tokens a stream on, ggml's fused kernel works in tiles of f32, to the same bits in every build.
+Below, it takes dot products of f16 that compilers contract differently: a ggml built with the compiler of llama.cpp
+gives its bits there too, the published wheel differs now and then by an NMSE of about 1e-4."""
 
 
 class Rows:
@@ -43,10 +42,10 @@ class Rows:
         self._theirs: list[F32Array] = []
 
     def add(self, rows: tuple[F32Array, F32Array], *, same_bits: bool = False) -> None:
-        """Keep the rows of one batch, in llama.cpp's bits where `same_bits` and the kernels are the same."""
+        """Keep the rows of one batch; with `same_bits` they must be llama.cpp's to the bit."""
         ours, theirs = rows
         assert ours.shape == theirs.shape
-        if same_bits and SAME_KERNELS:
+        if same_bits:
             assert np.array_equal(ours, theirs), f"not the same bits, NMSE {nmse(ours, theirs)}"
         self._ours.append(ours)
         self._theirs.append(theirs)
@@ -87,19 +86,18 @@ def test_prompt_then_forced_tokens_give_llama_cpps_rows(
     pair_of: PairOf, prompts: dict[str, list[int]], setting: tuple[bool, str, bool]
 ) -> None:
     """The last tokens of each text follow one by one. pykv groups heads there without flash attention."""
-    flash, type_k, unified = setting
+    flash, type_k, _ = setting
     rows = Rows()
     with pair_of(**params_of(*setting)) as pair:
-        for number, (name, tokens) in enumerate(prompts.items()):
-            if name == "story" and not unified:
-                continue  # two ubatches are split alike in every kind of stream
+        for number, tokens in enumerate(prompts.values()):
             pair.clear()
             seq_id, n_prompt = number % 2, len(tokens) - min(12, len(tokens) // 3)
             wanted = [i < 64 or 480 <= i < 544 or i >= n_prompt - 32 for i in range(n_prompt)]
+            assert n_prompt >= TILED
             prompt = OracleBatch.of(tokens[:n_prompt], 0, seq_id, wanted)
-            rows.add(pair.decode(prompt), same_bits=True)
+            rows.add(pair.decode(prompt), same_bits=flash and type_k == "f16")
             for i in range(n_prompt, len(tokens)):
-                rows.add(pair.decode(OracleBatch.of(tokens[i : i + 1], i, seq_id)), same_bits=flash)
+                rows.add(pair.decode(OracleBatch.of(tokens[i : i + 1], i, seq_id)))
             pair.check_positions(2)
     rows.check(TOLERANCE[type_k])
 
@@ -139,10 +137,10 @@ def test_two_sequences_interleaved_in_one_batch(
     )
     rows = Rows()
     with pair_of(**params_of(flash, "f16", unified)) as pair:
-        rows.add(pair.decode(batch), same_bits=True)
+        rows.add(pair.decode(batch))
         for step in range(3):
             turn = OracleBatch([a[step], b[step]], [20 + step] * 2, [(1,), (0,)], [True, True])
-            rows.add(pair.decode(turn), same_bits=flash)
+            rows.add(pair.decode(turn))
         pair.check_positions(2)
     rows.check(TOLERANCE["f16"])
 
@@ -154,14 +152,14 @@ def test_a_prompt_coupled_to_two_sequences_that_then_part(
     shared, a, b = prompts["mixed"], prompts["fact"], prompts["code"][:12]
     rows = Rows()
     with pair_of(**params_of(flash, "f16", True)) as pair:
-        rows.add(pair.decode(OracleBatch.of(shared, 0, (0, 1), "all")), same_bits=True)
+        rows.add(pair.decode(OracleBatch.of(shared, 0, (0, 1), "all")), same_bits=flash and len(shared) >= TILED)
         tails = OracleBatch(
             tokens=a + b,
             pos=[len(shared) + i for part in (a, b) for i in range(len(part))],
             seq_ids=[(0,)] * len(a) + [(1,)] * len(b),
             logits=[True] * (len(a) + len(b)),
         )
-        rows.add(pair.decode(tails), same_bits=True)
+        rows.add(pair.decode(tails))
         pair.check_positions(2)
     rows.check(TOLERANCE["f16"])
 
@@ -173,5 +171,5 @@ def test_outputs_in_the_middle_come_in_batch_order(pair_of: PairOf, prompts: dic
     params = {"flash_attn": flash, "n_ctx": 512, "n_ubatch": 16}
     rows = Rows()
     with pair_of(**params) as pair:
-        rows.add(pair.decode(OracleBatch.of(tokens, logits=wanted)), same_bits=True)
+        rows.add(pair.decode(OracleBatch.of(tokens, logits=wanted)))
     rows.check(TOLERANCE["f16"])

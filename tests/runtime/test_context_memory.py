@@ -234,7 +234,7 @@ def test_one_sequence_out_of_step_failed_all_of_them(model: pykv.Model) -> None:
         assert [twin.context.memory.pos_max(s) for s in range(3)] == [3, 5, 2]
         twin.decode(2, pos=[4, 6], seq_id=[0, 1])
         cells = twin.context.memory.cells()
-        assert [(int(cells.pos[i]), cells.owners(i)) for i in (13, 14)] == [(4, (0,)), (6, (1,))]
+        assert [(int(cells.pos[i]), cells.owners_of(i)) for i in (13, 14)] == [(4, (0,)), (6, (1,))]
 
 
 def test_sequences_that_no_cache_has(model: pykv.Model) -> None:

@@ -1,22 +1,33 @@
-"""Texts for the tests against real models: five kinds, the last about 700 tokens of plain prose."""
+"""Texts for the tests against real models: five kinds of 64 tokens or more, the last about 700 of plain prose."""
 
 from __future__ import annotations
 
-FACT = "The capital of France is Paris. The capital of Italy is"
+FACT = (
+    "The capital of France is Paris. The capital of Spain is Madrid. The capital of Portugal is Lisbon. The capital "
+    "of Austria is Vienna. The capital of Greece is Athens. The capital of Norway is Oslo. The capital of Finland is "
+    "Helsinki. The capital of Ireland is Dublin. The capital of Poland is Warsaw. The capital of Hungary is Budapest. "
+    "The capital of Sweden is Stockholm. The capital of Denmark is Copenhagen. The capital of Italy is"
+)
 
 CHAT = (
-    "<|im_start|>system\nYou answer briefly.<|im_end|>\n"
-    "<|im_start|>user\nWhy does ice float on water?<|im_end|>\n<|im_start|>assistant\n"
+    "<|im_start|>system\nYou answer briefly, in plain words, and say so when you do not know.<|im_end|>\n"
+    "<|im_start|>user\nWhy does ice float on water?<|im_end|>\n"
+    "<|im_start|>assistant\nWater widens when it freezes, so a piece of ice weighs less than the water it pushes "
+    "aside.<|im_end|>\n<|im_start|>user\nAnd why does a steel ship not sink?<|im_end|>\n<|im_start|>assistant\n"
 )
 
 CODE = (
     "def mean(values: list[float]) -> float:\n"
     '    """Return the arithmetic mean, 0.0 for an empty list."""\n'
-    "    if not values:\n        return 0.0\n    return"
+    "    if not values:\n        return 0.0\n    return sum(values) / len(values)\n\n\n"
+    "def median(values: list[float]) -> float:\n"
+    '    """Return the middle of the sorted values, 0.0 for an empty list."""\n'
+    "    if not values:\n        return 0.0\n    values = sorted(values)\n    return"
 )
 
 MIXED = (
-    "Zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich; 日本語も少し。 x² + y² = r², naïve café №7 🙂 and so on:"
+    "Zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich; 日本語も少し。 x² + y² = r², naïve café №7 🙂: "
+    "Съешь же ещё этих мягких французских булок, πάντα ῥεῖ, 1 234,56 € or $78.90?"
 )
 
 STORY = """\

@@ -9,10 +9,11 @@ from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType
 
 
-def mul_mat(arena: Arena, a: Tensor, b: Tensor, *, f32_accumulate: bool = False) -> Tensor:
+def mul_mat(arena: Arena, a: Tensor, b: Tensor, *, f32_accumulate: bool = False, is_hadamard: bool = False) -> Tensor:
     """Return b times a transposed: `a` [k, m, n2, n3], `b` [k, n, N2, N3] → [m, n, N2, N3] f32.
 
-    Dims 2 and 3 of `a` are repeated to those of `b`.
+    Dims 2 and 3 of `a` are repeated to those of `b`. With `is_hadamard` the caller vouches that `a` is an orthonormal
+    Hadamard matrix, which lets a backend transform instead of multiply.
     """
     require_dtype("mul_mat", a, *READABLE)
     require_dtype("mul_mat", b, *FLOATS)
@@ -25,8 +26,14 @@ def mul_mat(arena: Arena, a: Tensor, b: Tensor, *, f32_accumulate: bool = False)
         and b.has_dense_rows
     )
     require(ok, "mul_mat", "shapes or layouts do not fit", a, b)
+    if is_hadamard:
+        square = a.ne[0] == a.ne[1] and a.ne[0].bit_count() == 1 and a.ne[2:] == (1, 1)
+        ok = square and a.dtype == b.dtype == DType.F32 and b.is_contiguous
+        require(ok, "mul_mat", "no Hadamard matrix, or f32 to transform", a, b)
     DType.F32.check_size((a.ne[1], *b.ne[1:]))
     out = arena.node(lib.ggml_mul_mat, (a, b))
     if f32_accumulate:
         lib.ggml_mul_mat_set_prec(out.raw, lib.GGML_PREC_F32)
+    if is_hadamard:
+        lib.ggml_mul_mat_set_hint(out.raw, lib.GGML_HINT_SRC0_IS_HADAMARD)
     return out
