@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from numbers import Real
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
@@ -44,6 +46,17 @@ def as_int(value: object) -> int | None:
 def as_bool(value: object) -> bool | None:
     """Return a bool, Python's or numpy's, as Python's; None for whatever else is none."""
     return bool(value) if isinstance(value, (bool, np.bool_)) else None
+
+
+def as_number(value: object) -> float | None:
+    """Return a real number of any type, numpy's too, as a float; None for a bool, a NaN and whatever else is none."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return None if math.isnan(number) else number
 
 
 class PositionSource(Protocol):
