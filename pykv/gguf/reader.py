@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 
 from pykv._native import ffi, lib
-from pykv.errors import GGUFError
+from pykv.errors import GGUFError, ParamError
 from pykv.ggml.log_bridge import caught_errors
 from pykv.ggml.owner import Owner
 from pykv.ggml.types import DType
@@ -54,10 +54,11 @@ class GGUFFile(Owner):
     Raises
     ------
     GGUFError : no such file, not GGUF, damaged, or cut off; the message says which.
+    ParamError : `path` is no path.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | bytes | os.PathLike[str]) -> None:
+        self.path = _as_path(path)
         self.nbytes = _check_head(self.path)
         params = ffi.new("struct gguf_init_params *", {"no_alloc": True, "ctx": ffi.NULL})
         with caught_errors() as lines:
@@ -111,6 +112,13 @@ class GGUFFile(Owner):
                 f"the file at {self.nbytes}"
             )
         return TensorInfo(name, dtype, ne, offset, n_bytes)
+
+
+def _as_path(path: object) -> Path:
+    try:
+        return Path(os.fsdecode(path))  # type: ignore[arg-type]
+    except TypeError:
+        raise ParamError(f"path={path!r} must be the path of a file") from None
 
 
 def _check_head(path: Path) -> int:

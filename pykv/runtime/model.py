@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -17,7 +17,7 @@ from pykv.models import HParams, Placement, Weights, find_architecture
 from pykv.models.weights import Progress
 from pykv.runtime.context import Context
 from pykv.runtime.params import ContextParams, FlashAttn
-from pykv.typing import is_whole
+from pykv.typing import as_int
 
 if TYPE_CHECKING:
     from pykv.runtime.chat_template import ChatTemplate
@@ -50,7 +50,7 @@ class Model:
     @classmethod
     def load(
         cls,
-        path: str | os.PathLike[str],
+        path: str | bytes | os.PathLike[str],
         devices: Sequence[str | Device] | str | None = None,
         n_gpu_layers: int = -1,
         *,
@@ -68,14 +68,17 @@ class Model:
         ------
         GGUFError : not a GGUF file, damaged, cut off, or something missing or of the wrong shape.
         UnknownArchitectureError : a family that pykv does not build.
-        ParamError : no such device.
+        ParamError : no such device, or an argument that is none; the message names it.
         AllocError : a device has no room.
         """
         chosen = _choose(devices)
+        n_off = _n_gpu_layers(n_gpu_layers)
+        if progress is not None and not callable(progress):
+            raise ParamError(f"progress={progress!r} must be a function of the bytes done and the bytes in all")
         file = GGUFFile(path)
         find_architecture(file.metadata.typed("general.architecture", str))
         n_layer = HParams.from_gguf(file).n_layer
-        return cls(file, _place(chosen, n_layer, n_gpu_layers), progress)
+        return cls(file, _place(chosen, n_layer, n_off), progress)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -193,16 +196,32 @@ def _choose(asked: Sequence[str | Device] | str | None) -> tuple[Device, ...]:
     """Return the devices that share the layers."""
     if asked is None:
         return tuple(device for device in devices() if device.is_gpu) or (cpu_device(),)
-    names = [asked] if isinstance(asked, str) else list(asked)
-    if not names:
+    named = (asked,) if isinstance(asked, (str, Device)) else asked
+    if not isinstance(named, Iterable):
+        raise ParamError(f"devices={asked!r} must be the name of a device, or several in a list")
+    chosen = tuple(_device(name) for name in named)
+    if not chosen:
         raise ParamError("devices=[] must name at least one device")
-    return tuple(name if isinstance(name, Device) else find_device(name) for name in names)
+    return chosen
+
+
+def _device(named: object) -> Device:
+    if isinstance(named, Device):
+        return named
+    if not isinstance(named, str):
+        raise ParamError(f"devices: {named!r} must be the name of a device, such as 'CUDA0'")
+    return find_device(named)
+
+
+def _n_gpu_layers(asked: object) -> int:
+    n = as_int(asked)
+    if n is None or n < -1:
+        raise ParamError(f"n_gpu_layers={asked!r} must be -1 (all) or a number of layers")
+    return n
 
 
 def _place(chosen: tuple[Device, ...], n_layer: int, n_gpu_layers: int) -> Placement:
     """Spread the last `n_gpu_layers` layers evenly over the devices; the rest, and the input, stay on the CPU."""
-    if not is_whole(n_gpu_layers) or n_gpu_layers < -1:
-        raise ParamError(f"n_gpu_layers={n_gpu_layers!r} must be -1 (all) or a number of layers")
     cpu = cpu_device()
     n_off = n_layer + 1 if n_gpu_layers == -1 else min(n_gpu_layers, n_layer + 1)
     first = n_layer + 1 - n_off

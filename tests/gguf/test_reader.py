@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import threading
 
 import gguf
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from support.gguf_bytes import RawGGUF, RawTensor, scalar
 
-from pykv.errors import GGUFError, UseAfterCloseError
+from pykv.errors import GGUFError, ParamError, UseAfterCloseError
 from pykv.ggml import DType
 from pykv.gguf import GGUFFile, TensorInfo
 
@@ -59,6 +60,19 @@ def test_the_table_of_every_tiny_model(tiny_paths):
         with GGUFFile(path) as file:
             found = {name: (t.dtype.name, t.ne, t.offset, t.nbytes) for name, t in file.tensors.items()}
         assert found == tensor_names(path)
+
+
+@pytest.mark.parametrize("path", [None, 3, True, ["a.gguf"], 1.5])
+def test_what_is_no_path_ended_in_a_bare_type_error(path):
+    with pytest.raises(ParamError, match=re.escape(f"path={path!r} must be the path of a file")):
+        GGUFFile(path)
+
+
+def test_a_path_in_bytes_is_taken(mixed):
+    with GGUFFile(os.fsencode(mixed)) as file:
+        assert file.path == mixed
+    with pytest.raises(GGUFError, match="cannot be opened"):
+        GGUFFile(b"/nowhere/\xff.gguf")
 
 
 @pytest.mark.parametrize("alignment", [1, 4, 8, 32, 64, 4096])

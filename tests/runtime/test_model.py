@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.tiny_gguf import TinyModel
 
@@ -88,7 +90,24 @@ def test_on_the_cpu_everything_is_on_the_cpu() -> None:
     assert homes([cpu_device()], 3, -1) == homes([cpu_device()], 3, 2) == "cccc"
 
 
-@pytest.mark.parametrize("n", [-2, 1.5, True, "3", None])
+@pytest.mark.parametrize("path", [None, 3])
+def test_what_is_no_path_ended_in_a_bare_type_error(path: object) -> None:
+    with pytest.raises(ParamError, match=f"path={path} must be the path of a file"):
+        pykv.Model.load(path)
+
+
+@pytest.mark.parametrize("progress", [3, "yes", True])
+def test_what_cannot_be_called_told_no_progress(path: Path, progress: object) -> None:
+    with pytest.raises(ParamError, match="progress="):
+        pykv.Model.load(path, progress=progress)
+
+
+def test_paths_and_numbers_of_other_types_are_taken(path: Path) -> None:
+    with pykv.Model.load(os.fsencode(path), n_gpu_layers=np.int64(1)) as model:
+        assert model.path == path
+
+
+@pytest.mark.parametrize("n", [-2, 1.5, True, "3", "x", None, np.True_])
 def test_numbers_of_layers_that_mean_nothing(path: Path, n: object) -> None:
     with pytest.raises(ParamError, match="n_gpu_layers="):
         pykv.Model.load(path, n_gpu_layers=n)
@@ -96,7 +115,7 @@ def test_numbers_of_layers_that_mean_nothing(path: Path, n: object) -> None:
 
 def test_devices_by_name_and_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = cpu_device()
-    assert _choose(cpu.name.lower()) == _choose([cpu.name]) == _choose([cpu]) == (cpu,)
+    assert _choose(cpu.name.lower()) == _choose(cpu) == _choose([cpu.name]) == _choose([cpu]) == (cpu,)
     monkeypatch.setattr(model_module, "devices", lambda: (gpu(0), replace(cpu, kind="accel"), gpu(1), cpu))
     assert [device.name for device in _choose(None)] == ["GPU0", "GPU1"]
     monkeypatch.setattr(model_module, "devices", lambda: (cpu,))
@@ -108,8 +127,12 @@ def test_devices_that_are_not_here(path: Path) -> None:
         pykv.Model.load(path, devices=["CUDA7"])
     with pytest.raises(ParamError, match=r"devices=\[\] must name at least one"):
         pykv.Model.load(path, devices=[])
-    with pytest.raises(ParamError, match="no device 3"):
-        pykv.Model.load(path, devices=[3])
+
+
+@pytest.mark.parametrize("given", [3, True, [3], [None], [b"CPU"], {"CPU": None}.values()])
+def test_devices_without_a_name_ended_in_a_bare_type_error(path: Path, given: object) -> None:
+    with pytest.raises(ParamError, match=r"devices.* must be the name of a device"):
+        pykv.Model.load(path, devices=given)
 
 
 # lifetime
