@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pykv.batch import Batch
     from pykv.errors import PykvError
-    from pykv.memory import KVCache, MemorySpec
+    from pykv.memory import KVCache, KVSettings, LayerSpec, MemorySpec
     from pykv.runtime import Context, Model
 
 __version__ = "0.1.0"
@@ -21,12 +21,14 @@ _HOMES = {
     "Batch": "pykv.batch",
     "Context": "pykv.runtime",
     "KVCache": "pykv.memory",
+    "KVSettings": "pykv.memory",
+    "LayerSpec": "pykv.memory",
     "MemorySpec": "pykv.memory",
     "Model": "pykv.runtime",
     "PykvError": "pykv.errors",
 }
 
-__all__ = ["Batch", "Context", "KVCache", "MemorySpec", "Model", "PykvError", "__version__"]
+__all__ = ["Batch", "Context", "KVCache", "KVSettings", "LayerSpec", "MemorySpec", "Model", "PykvError", "__version__"]
 
 
 def __getattr__(name: str) -> object:

@@ -9,7 +9,7 @@ Never looks at a model: a `MemorySpec` says what the layers are. Follows llama.c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import Any, Self
 
 from pykv.batch import Splitter, UBatch, ValidBatch, whole
 from pykv.cells import CellStreams, CellsView, SlotInfo
@@ -31,7 +31,7 @@ class KVCache:
     Parameters
     ----------
     spec : the layers.
-    settings : sizes, types and layout.
+    settings : sizes, types and layout; or give its fields as keywords.
     place : layer → the buffer type it goes to; None = host memory.
     other, share : a cache whose cells this one sees, and layer → the layer of it whose tensors are read.
         All verbs but `clear` then leave the cells alone: they belong to `other`.
@@ -45,12 +45,17 @@ class KVCache:
     def __init__(
         self,
         spec: MemorySpec,
-        settings: KVSettings,
+        settings: KVSettings | None = None,
         *,
         place: Callable[[int], BufferType] | None = None,
         other: KVCache | None = None,
         share: Mapping[int, int] | None = None,
+        **keywords: Any,
     ) -> None:
+        if settings is None:
+            settings = KVSettings.of(**keywords)
+        elif keywords:
+            raise ParamError(f"{', '.join(keywords)}: given beside settings; put them into one of the two")
         self._plan = KVPlan(spec, settings, place, share or {})
         self.spec, self.settings, self.other = spec, settings, other
         self._tensors = shared_tensors(self._plan, other)

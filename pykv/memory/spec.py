@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pykv.cells import NO_WINDOW, Window
 from pykv.errors import ParamError
 from pykv.ggml import RopeParams, Tensor
-from pykv.typing import is_whole
+from pykv.typing import as_int, as_number
+
+MAX_ROW = 2**31 - 1
+"""Elements in the K or V row of one cell, at most: the kernels count them in 32 bits."""
+
+MAX_LAYERS = 2**16
+"""Layers that `MemorySpec.uniform` repeats, at most: far beyond every model, far below what fills the memory."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,10 @@ class LayerSpec:
     n_embd_head_k, n_embd_head_v : elements of one K and one V head.
     rope : how its keys are rotated, None where they are not.
     rope_factors : [n_rot/2] f32, divides the frequencies; None for 1.
+
+    Raises
+    ------
+    ParamError : names the field, its value and the limit.
     """
 
     n_head_kv: int
@@ -31,9 +42,20 @@ class LayerSpec:
 
     def __post_init__(self) -> None:
         for name, least in (("n_head_kv", 0), ("n_embd_head_k", 1), ("n_embd_head_v", 1)):
-            value = getattr(self, name)
-            if not is_whole(value) or value < least:
-                raise ParamError(f"{name}={value!r} must be a whole number, at least {least}")
+            value = as_int(getattr(self, name))
+            if value is None or value < least:
+                raise ParamError(f"{name}={getattr(self, name)!r} must be a whole number, at least {least}")
+            object.__setattr__(self, name, value)
+        for name in ("n_embd_head_k", "n_embd_head_v"):
+            head = getattr(self, name)
+            if max(1, self.n_head_kv) * head > MAX_ROW:
+                raise ParamError(
+                    f"n_head_kv={self.n_head_kv} x {name}={head} elements in a row must be at most {MAX_ROW}"
+                )
+        if self.rope is not None and not isinstance(self.rope, RopeParams):
+            raise ParamError(f"rope={self.rope!r} must be RopeParams, or None")
+        if self.rope_factors is not None and not isinstance(self.rope_factors, Tensor):
+            raise ParamError(f"rope_factors={self.rope_factors!r} must be a Tensor, or None")
         if self.rope is not None and self.rope.n_dims > self.n_embd_head_k:
             raise ParamError(f"rope.n_dims={self.rope.n_dims} is more than n_embd_head_k={self.n_embd_head_k}")
 
@@ -67,6 +89,10 @@ class MemorySpec:
     n_pos_per_embd : positions per token, 1 for text models, 4 for M-RoPE.
     alibi_max_bias : slope limit of ALiBi, 0 where positions are not a bias.
     logit_softcap : scores pass through c·tanh(x/c); 0 turns it off.
+
+    Raises
+    ------
+    ParamError : names the field, its value and the limit.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -76,16 +102,39 @@ class MemorySpec:
     logit_softcap: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.layers:
-            raise ParamError("layers=() must name at least one layer")
-        if not is_whole(self.n_pos_per_embd) or not 1 <= self.n_pos_per_embd <= 4:
+        object.__setattr__(self, "layers", _layers(self.layers))
+        if not isinstance(self.window, Window):
+            raise ParamError(f"window={self.window!r} must be a Window")
+        n_pos = as_int(self.n_pos_per_embd)
+        if n_pos is None or not 1 <= n_pos <= 4:
             raise ParamError(f"n_pos_per_embd={self.n_pos_per_embd!r} must be a whole number in 1..4")
+        object.__setattr__(self, "n_pos_per_embd", n_pos)
         for name in ("alibi_max_bias", "logit_softcap"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise ParamError(f"{name}={value!r} must be a number, not negative")
+            value = as_number(getattr(self, name))
+            if value is None or not 0 <= value < math.inf:
+                raise ParamError(f"{name}={getattr(self, name)!r} must be a number, not negative")
+            object.__setattr__(self, name, value)
 
     @classmethod
     def uniform(cls, n_layer: int, layer: LayerSpec, **settings: object) -> MemorySpec:
-        """Return a spec of `n_layer` equal layers."""
-        return cls(layers=(layer,) * n_layer, **settings)  # type: ignore[arg-type]
+        """Return a spec of `n_layer` equal layers.
+
+        Raises
+        ------
+        ParamError : names the argument, its value and the limit.
+        """
+        n = as_int(n_layer)
+        if n is None or not 1 <= n <= MAX_LAYERS:
+            raise ParamError(f"n_layer={n_layer!r} must be a whole number in 1..{MAX_LAYERS}")
+        return cls(layers=(layer,) * n, **settings)  # type: ignore[arg-type]
+
+
+def _layers(layers: object) -> tuple[LayerSpec, ...]:
+    if not isinstance(layers, Sequence):
+        raise ParamError(f"layers={layers!r} must be a sequence of LayerSpec")
+    for il, layer in enumerate(layers):
+        if not isinstance(layer, LayerSpec):
+            raise ParamError(f"layers[{il}]={layer!r} must be a LayerSpec")
+    if not layers:
+        raise ParamError("layers=() must name at least one layer")
+    return tuple(layers)

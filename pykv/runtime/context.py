@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
 from pykv.batch import Batch, BatchBuilder, BatchLimits, ValidBatch, validate
 from pykv.errors import ComputeCancelled, ConcurrentUseError, NoSlotError, ParamError, UseAfterCloseError
 from pykv.ggml import Backend, BufferType, CancelFlag, HeldInterrupt, cpu_device
@@ -18,7 +20,7 @@ from pykv.memory.kv_context import KVContext
 from pykv.runtime.compute import Compute
 from pykv.runtime.outputs import Outputs
 from pykv.runtime.params import ContextParams, ResolvedParams, resolve
-from pykv.typing import F32Array
+from pykv.typing import BoolArray, F32Array
 
 if TYPE_CHECKING:
     from pykv.runtime.model import Model
@@ -45,6 +47,7 @@ class Context:
         self._cancel_lock = threading.RLock()  # a signal handler may call cancel()
         self._closed = False
         self._logits: F32Array | None = None
+        self._wanted: BoolArray = np.zeros(0, np.bool_)
         spec = model.architecture.memory_spec(self.params.rope)
         self.attention = _attention_plan(model, self.params)
         self.memory = KVCache(spec, _kv_settings(self.params, self.attention), place=_kv_places(model, self.params))
@@ -83,7 +86,8 @@ class Context:
         BatchError : the batch is malformed, or does not continue what is stored; nothing has changed.
         NoSlotError : not enough free cells; nothing has changed.
         PendingUpdateError : a queued K-shift or stream copy cannot be carried out; nothing has changed.
-        ComputeCancelled, KeyboardInterrupt : `cancel` or Ctrl-C.
+        ComputeCancelled, KeyboardInterrupt : `cancel` or Ctrl-C. Ctrl-C cancels also where the program's own handler
+            for it returns.
         ComputeError, AllocError : the backend failed.
         UseAfterCloseError, ConcurrentUseError : closed, or in use by another thread.
         """
@@ -113,6 +117,21 @@ class Context:
         if self._logits is None:
             raise ParamError("logits: nothing has been decoded yet, or the last decode failed")
         return self._logits
+
+    def logits_at(self, i: int) -> F32Array:
+        """Return the logits of token `i` of the last batch, (n_vocab,); a negative `i` counts outputs from the end.
+
+        Raises
+        ------
+        ParamError : the token was not an output, or there is no such token.
+        """
+        rows = self.logits
+        if isinstance(i, bool) or not isinstance(i, (int, np.integer)) or not -len(rows) <= i < len(self._wanted):
+            raise ParamError(f"i={i!r} must lie in -{len(rows)}..{len(self._wanted) - 1}")
+        if i >= 0 and not self._wanted[i]:
+            raise ParamError(f"i={i}: the token was not an output; ask for it with `logits` of the batch")
+        row: F32Array = rows[i if i < 0 else np.count_nonzero(self._wanted[:i])]
+        return row
 
     @property
     def n_ctx(self) -> int:
@@ -183,7 +202,7 @@ class Context:
         self._logits = None
         for i in range(len(plan.ubatches)):
             self._step(plan, i, outputs)
-        self._logits = outputs.in_batch_order()
+        self._logits, self._wanted = outputs.in_batch_order(), valid.output
 
     def _plan(self, valid: ValidBatch) -> KVContext:
         plan = self.memory.init_batch(valid, self.params.n_ubatch)

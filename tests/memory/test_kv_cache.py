@@ -316,3 +316,14 @@ def test_a_closed_cache_refuses_everything() -> None:
 def test_streams_out_of_range() -> None:
     with make(8) as cache, pytest.raises(ParamError, match=r"stream=1 must lie in 0\.\.0"):
         cache.cells(1)
+
+
+def test_a_cache_is_made_from_keywords_too() -> None:
+    with KVCache(SPEC, n_cells=8, type_k="q8_0") as cache:
+        assert cache.settings == KVSettings(8, type_k="q8_0")
+    with pytest.raises(ParamError, match="n_cells is missing"):
+        KVCache(SPEC)
+    with pytest.raises(ParamError, match="n_cell: no such setting"):
+        KVCache(SPEC, n_cell=8)
+    with pytest.raises(ParamError, match="type_k: given beside settings"):
+        KVCache(SPEC, KVSettings(8), type_k="f32")

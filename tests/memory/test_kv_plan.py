@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
 import pytest
 
 from pykv.errors import AllocError, ParamError
@@ -170,6 +171,18 @@ SPEC = MemorySpec((LayerSpec(2, 64, 64), LayerSpec(2, 48, 48)))
         ({"n_seq_max": 1.0}, r"n_seq_max=1\.0"),
         ({"unified": "no"}, "unified='no'"),
         ({"v_trans": 1}, "v_trans=1"),
+        ({"n_cells": np.True_}, "n_cells="),
+        ({"unified": None}, "unified=None"),
+        ({"layers": 0}, "layers=0 must be a set of layers, or None for all"),
+        ({"layers": [0]}, r"layers=\[0\] must be a set"),
+        ({"layers": frozenset({"0"})}, "layers: '0' is no layer"),
+        ({"reuse": None}, "reuse=None must map layers to the layers"),
+        ({"reuse": [0]}, r"reuse=\[0\] must map"),
+        ({"reuse": {True: 0}}, "reuse: True is no layer"),
+        ({"reuse": {1: None}}, "reuse: None is no layer"),
+        ({"tag": None}, "tag=None must be a str"),
+        ({"tag": "a\ud800"}, r"tag='a\\ud800' must be text that UTF-8 can hold"),
+        ({"tag": "a\0b"}, "tag='a.x00b' must be text"),
         ({"type_k": "f8"}, "type_k='f8' is no element type; known: f32"),
         ({"type_v": None}, "type_v=None"),
         ({"type_k": "i32"}, "type_k='i32' cannot store K or V; known: f32, f16, bf16, q8_0"),
@@ -192,6 +205,47 @@ def test_settings_that_cannot_be_honoured(settings: dict, message: str) -> None:
     for make in (KVCache.plan, KVCache):
         with pytest.raises(ParamError, match=message):
             make(SPEC, KVSettings(**wanted))
+
+
+@pytest.mark.parametrize("make", [KVPlan, KVCache, KVCache.plan])
+def test_what_is_no_spec_and_what_are_no_settings(make) -> None:
+    for spec in (None, (WIDE,), WIDE, "llama"):
+        with pytest.raises(ParamError, match="spec=.* must be a MemorySpec"):
+            make(spec, KVSettings(8))
+    for settings in (None, 8, {"n_cells": 8}):
+        with pytest.raises(ParamError, match="settings=.* must be KVSettings"):
+            make(SPEC, settings)
+
+
+@pytest.mark.parametrize("make", [KVCache, KVCache.plan])
+def test_places_that_are_none_ended_in_an_attribute_error(make) -> None:
+    with pytest.raises(ParamError, match="place: None, given for layer 0, must be a BufferType"):
+        make(SPEC, KVSettings(8), place=lambda il: None)
+    with pytest.raises(ParamError, match="place='CPU' must be a function"):
+        make(SPEC, KVSettings(8), place="CPU")
+
+
+def test_what_maps_no_layers_to_layers_of_another_cache() -> None:
+    with pytest.raises(ParamError, match=r"share=\[0\] must map"):
+        KVPlan(SPEC, KVSettings(8), share=[0])
+    with pytest.raises(ParamError, match="share: 'a' is no layer"):
+        KVPlan(SPEC, KVSettings(8), share={0: "a"})
+
+
+def test_bytes_beyond_an_int64_ended_in_an_error_about_tensors() -> None:
+    spec = MemorySpec.uniform(2, LayerSpec(1, 2**31 - 1, 1))
+    settings = KVSettings(2**31 - 1, 256, unified=False, type_k="f32")
+    with pytest.raises(ParamError, match=r"n_cells=2147483647 x 256 streams: \d{22} bytes are more than an int64"):
+        KVCache.plan(spec, settings)
+
+
+def test_settings_keep_what_they_were_given() -> None:
+    layers, reuse = {np.int64(0)}, {np.int64(1): np.int64(0)}
+    settings = KVSettings(np.int64(8), np.int32(2), np.bool_(False), layers=layers, reuse=reuse)
+    layers.clear()
+    reuse.clear()
+    assert settings == KVSettings(8, 2, False, layers=frozenset({0}), reuse={1: 0})
+    assert (type(settings.n_cells), type(settings.n_seq_max), type(settings.unified)) == (int, int, bool)
 
 
 def test_reuse_of_reusing_layers_is_refused() -> None:

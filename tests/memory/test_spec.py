@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from pykv.errors import ParamError
@@ -31,6 +32,12 @@ def test_uniform_repeats_a_layer() -> None:
         ((True, 64, 64), "n_head_kv=True"),
         ((1, 0, 64), "n_embd_head_k=0"),
         ((1, 64, "64"), "n_embd_head_v='64'"),
+        ((np.True_, 64, 64), "n_head_kv="),
+        ((2**31, 2**31, 32), "n_head_kv=2147483648 x n_embd_head_k=2147483648 .* at most 2147483647"),
+        ((1, 64, 2**31), "n_head_kv=1 x n_embd_head_v=2147483648 .* at most 2147483647"),
+        ((0, 2**63, 64), "n_embd_head_k=9223372036854775808"),
+        ((1, 64, 64, 10000.0), r"rope=10000\.0 must be RopeParams"),
+        ((1, 64, 64, None, [1.0]), r"rope_factors=\[1\.0\] must be a Tensor"),
         ((1, 64, 64, RopeParams(66)), r"rope\.n_dims=66 is more than n_embd_head_k=64"),
     ],
 )
@@ -43,6 +50,19 @@ def test_layers_that_cannot_be(fields: tuple, message: str) -> None:
     ("fields", "message"),
     [
         ({"layers": ()}, "layers"),
+        ({"layers": []}, "layers"),
+        ({"layers": 0}, "layers=0 must be a sequence of LayerSpec"),
+        ({"layers": None}, "layers=None must be"),
+        ({"layers": LayerSpec(1, 64, 64)}, "layers=LayerSpec"),
+        ({"layers": (LayerSpec(1, 64, 64), 3)}, r"layers\[1\]=3 must be a LayerSpec"),
+        ({"layers": "ab"}, r"layers\[0\]='a' must be a LayerSpec"),
+        ({"window": None}, "window=None must be a Window"),
+        ({"window": 4}, "window=4 must be a Window"),
+        ({"n_pos_per_embd": True}, "n_pos_per_embd=True"),
+        ({"n_pos_per_embd": None}, "n_pos_per_embd=None"),
+        ({"alibi_max_bias": None}, "alibi_max_bias=None"),
+        ({"alibi_max_bias": "8"}, "alibi_max_bias='8'"),
+        ({"logit_softcap": True}, "logit_softcap=True"),
         ({"n_pos_per_embd": 0}, "n_pos_per_embd=0"),
         ({"n_pos_per_embd": 5}, "n_pos_per_embd=5"),
         ({"alibi_max_bias": -1.0}, r"alibi_max_bias=-1\.0"),
@@ -53,3 +73,18 @@ def test_layers_that_cannot_be(fields: tuple, message: str) -> None:
 def test_specs_that_cannot_be(fields: dict, message: str) -> None:
     with pytest.raises(ParamError, match=message):
         MemorySpec(**({"layers": (LayerSpec(1, 64, 64),)} | fields))
+
+
+@pytest.mark.parametrize("n_layer", [0, -1, 1.5, True, "2", None, 2**40])
+def test_numbers_of_layers_that_cannot_be(n_layer: object) -> None:
+    with pytest.raises(ParamError, match="n_layer="):
+        MemorySpec.uniform(n_layer, LayerSpec(1, 64, 64))
+
+
+def test_numbers_of_numpy_were_refused() -> None:
+    layer = LayerSpec(np.int64(2), np.uint32(64), np.int8(32))
+    assert layer == LayerSpec(2, 64, 32)
+    assert [type(n) for n in (layer.n_head_kv, layer.n_embd_head_k, layer.n_embd_head_v)] == [int] * 3
+    spec = MemorySpec([layer], n_pos_per_embd=np.int64(4), alibi_max_bias=np.float32(8), logit_softcap=np.float64(30))
+    assert spec == MemorySpec((LayerSpec(2, 64, 32),), n_pos_per_embd=4, alibi_max_bias=8.0, logit_softcap=30.0)
+    assert hash(spec)
