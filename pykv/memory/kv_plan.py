@@ -56,6 +56,25 @@ class KVSettings:
     reuse: Mapping[int, int] = field(default_factory=dict)
     tag: str = ""
 
+    def __post_init__(self) -> None:
+        for name, most in (("n_cells", POS_INF), ("n_seq_max", MAX_SEQ)):
+            self._take_size(name, most)
+        for name in ("unified", "v_trans"):
+            flag = as_bool(getattr(self, name))
+            if flag is None:
+                raise ParamError(f"{name}={getattr(self, name)!r} must be True or False")
+            object.__setattr__(self, name, flag)
+        if self.layers is not None:
+            object.__setattr__(self, "layers", _layer_set(self.layers))
+        object.__setattr__(self, "reuse", _layer_map("reuse", self.reuse))
+        _check_tag(self.tag)
+
+    def _take_size(self, name: str, most: int) -> None:
+        size = as_int(getattr(self, name))
+        if size is None or not 1 <= size <= most:
+            raise ParamError(f"{name}={getattr(self, name)!r} must be a whole number in 1..{most}")
+        object.__setattr__(self, name, size)
+
     @classmethod
     def of(cls, **keywords: Any) -> KVSettings:
         """Return settings from keywords.

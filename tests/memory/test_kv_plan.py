@@ -210,10 +210,10 @@ def test_settings_that_cannot_be_honoured(settings: dict, message: str) -> None:
 @pytest.mark.parametrize("make", [KVPlan, KVCache, KVCache.plan])
 def test_what_is_no_spec_and_what_are_no_settings(make) -> None:
     for spec in (None, (WIDE,), WIDE, "llama"):
-        with pytest.raises(ParamError, match="spec=.* must be a MemorySpec"):
+        with pytest.raises(ParamError, match=r"spec=.* must be a MemorySpec"):
             make(spec, KVSettings(8))
-    for settings in (None, 8, {"n_cells": 8}):
-        with pytest.raises(ParamError, match="settings=.* must be KVSettings"):
+    for settings in (8, "q8_0", {"n_cells": 8}):
+        with pytest.raises(ParamError, match=r"settings=.* must be KVSettings"):
             make(SPEC, settings)
 
 
