@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pykv.errors import ComputeError, ParamError
-from pykv.typing import F32Array
+from pykv.typing import F32Array, as_int
 
+_MAX_TOKEN = 2**31 - 1  # tokens are int32
 _TOP_P_FIRST_LOOK = 256  # so many best ones nearly always hold the probability asked for
 
 
@@ -105,9 +106,13 @@ class Sampler:
         self._counts: Counter[int] = Counter()
 
     def accept(self, token: int) -> None:
-        """Count a token as said: the repetition penalty sees it from now on."""
-        if token < 0:
-            raise ParamError(f"token is {token}, must be at least 0")
+        """Count a token as said: the repetition penalty sees it from now on.
+
+        Raises
+        ------
+        ParamError : not an integer that a token can be.
+        """
+        token = _checked_token(token)
         limit = self.params.penalty_last_n
         if limit == 0:
             return
@@ -223,7 +228,16 @@ def _sorted(candidates: Candidates) -> Candidates:
     return candidates.keep(order, is_sorted=True)
 
 
+def _checked_token(token: object) -> int:
+    number = as_int(token)
+    if number is None or not 0 <= number <= _MAX_TOKEN:
+        raise ParamError(f"token is {token!r}, must be an integer from 0 to {_MAX_TOKEN}")
+    return number
+
+
 def _check_logits(logits: F32Array) -> None:
+    if not isinstance(logits, np.ndarray):
+        raise ParamError(f"logits must be float32 of shape (n_vocab,), not {type(logits).__name__}")
     if logits.ndim != 1 or not len(logits) or logits.dtype != np.float32:
         raise ParamError(f"logits must be float32 of shape (n_vocab,), not {logits.dtype} {logits.shape}")
     best = logits.max()

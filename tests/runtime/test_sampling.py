@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 
 import numpy as np
@@ -285,10 +286,25 @@ def test_logits_of_another_shape_or_type_are_an_error(bad):
         Sampler(SamplingParams()).sample(bad)
 
 
-def test_accepted_tokens_must_be_tokens():
+@pytest.mark.parametrize("bad", [None, [0.5, 1.0], "abc", 3, np.float32(1)])
+def test_logits_that_are_no_array_were_an_attribute_error(bad):
+    with pytest.raises(ParamError, match=rf"^logits must be float32 of shape \(n_vocab,\), not {type(bad).__name__}$"):
+        Sampler(SamplingParams()).sample(bad)
+
+
+@pytest.mark.parametrize("bad", [1.5, True, np.True_, 10**30, 2**31, -1, None, "a", np.float32(1)])
+def test_a_token_that_is_none_was_kept_and_broke_the_next_sample(bad):
+    sampler = Sampler(SamplingParams(repetition_penalty=1.1, penalty_last_n=2))
+    with pytest.raises(
+        ParamError, match=f"^token is {re.escape(repr(bad))}, must be an integer from 0 to {2**31 - 1}$"
+    ):
+        sampler.accept(bad)
+    sampler.accept(np.int32(1))
+    assert sampler.sample(np.array([0.0, -9.0], np.float32)) == 0
+
+
+def test_accepted_tokens_must_be_in_the_logits():
     sampler = Sampler(SamplingParams(repetition_penalty=1.1))
-    with pytest.raises(ParamError, match="token is -1, must be at least 0"):
-        sampler.accept(-1)
     sampler.accept(9)
     with pytest.raises(ParamError, match="logits has 5 tokens, but token 9 was accepted"):
         sampler.sample(np.zeros(5, np.float32))
