@@ -1,13 +1,14 @@
 """Write a conversation as the text that a model was trained on: the file's own Jinja template, run in a sandbox.
 
-A template is foreign code. It sees the messages and a few functions, and can neither reach Python's internals nor
-change what it is given. Its environment is that of transformers' `apply_chat_template`, which they are written for.
+A template is foreign code. It sees the messages and a few functions, can neither reach Python's internals nor change
+what it is given, and writes at most `MAX_CHARS`; its time is not bounded. Its environment is that of transformers'
+`apply_chat_template`, which they are written for.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -22,6 +23,9 @@ from pykv.errors import ChatTemplateError
 
 Message = Mapping[str, Any]
 """One turn: "role", "content", and what else the template knows (such as "tool_calls")."""
+
+MAX_CHARS = 64 * 2**20
+"""Length of the longest text that a template may write, in characters."""
 
 
 class ChatTemplate:
@@ -50,16 +54,32 @@ class ChatTemplate:
         `add_generation_prompt` ends it with the head of the assistant's turn. `tools` and `extra` are handed to the
         template as they are.
 
+        note: what is written is counted piece by piece, up to `MAX_CHARS`. Nothing bounds the time that a template
+        takes, nor the size of a value that it makes for itself.
+
         Raises
         ------
-        ChatTemplateError : a message is malformed, or the template refuses the conversation or fails.
+        ChatTemplateError : a message is malformed, or the template refuses the conversation, fails or writes too much.
         """
         _check_messages(messages)
         values = {"bos_token": self.bos_token, "eos_token": self.eos_token, "tools": tools, **extra}
         try:
-            return self._template.render(values, messages=list(messages), add_generation_prompt=add_generation_prompt)
+            pieces = self._template.generate(
+                values, messages=list(messages), add_generation_prompt=add_generation_prompt
+            )
+            return "".join(_limited(pieces))
         except Exception as error:  # foreign code: whatever it raises is its failure
             raise ChatTemplateError(f"the chat template failed: {error or type(error).__name__}") from error
+
+
+def _limited(pieces: Iterator[str]) -> Iterator[str]:
+    """Hand pieces on until they pass the limit together."""
+    n_chars = 0
+    for piece in pieces:
+        n_chars += len(piece)
+        if n_chars > MAX_CHARS:
+            raise ChatTemplateError(f"it writes more than {MAX_CHARS} characters")
+        yield piece
 
 
 class _GenerationTag(Extension):

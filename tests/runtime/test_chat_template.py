@@ -141,6 +141,14 @@ def test_a_template_that_fails_is_one_error(source):
         render(source)
 
 
+def test_a_template_could_write_without_end():
+    million = "x" * 10**6
+    endless = "{% for i in range(99999) %}{% for k in range(99999) %}{{ million }}{% endfor %}{% endfor %}"
+    with pytest.raises(ChatTemplateError, match=f"^the chat template failed: it writes more than {64 * 2**20} char"):
+        render(endless, million=million)
+    assert render("{% for i in range(60) %}{{ million }}{% endfor %}", million=million) == 60 * million
+
+
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
