@@ -7,6 +7,8 @@ Follows llama.cpp's ``llama_batch``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import FrozenInstanceError
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,13 +20,15 @@ from pykv.typing import BoolArray, F32Array, I32Array
 IdSets = tuple[tuple[int, ...], ...]
 """Per token, the ids of its sequences in the order in which they were listed."""
 
+_set = object.__setattr__
+
 _ID_SET_KINDS = {tuple, list, set, frozenset}
 
 
 class Batch:
     """Tokens or embeddings to be computed together, in the order in which they are listed.
 
-    Copies everything it is given. An empty batch can be made, but is refused by `validate` at decode.
+    Copies everything it is given and never changes. An empty batch can be made, but is refused by `validate` at decode.
 
     Parameters
     ----------
@@ -47,9 +51,17 @@ class Batch:
     ------
     BatchError
         Wrong shapes or lengths, numbers that are no int32, embeddings that are not finite.
+    AttributeError
+        An attribute is assigned or deleted.
     """
 
     __slots__ = ("embd", "output", "pos", "seq_id", "token")
+
+    token: I32Array | None
+    embd: F32Array | None
+    pos: I32Array | None
+    seq_id: int | I32Array | IdSets
+    output: BoolArray
 
     def __init__(
         self,
@@ -60,12 +72,25 @@ class Batch:
         *,
         embd: ArrayLike | None = None,
     ) -> None:
-        self.token = None if tokens is None else _tokens(tokens)
-        self.embd = None if embd is None else _rows(embd)
-        n = _agreed_length(self.token, self.embd)
-        self.pos = None if pos is None else _positions(pos, n, self.token is None)
-        self.seq_id: int | I32Array | IdSets = seq_id if type(seq_id) is int else _sequences(seq_id, n)
-        self.output = _outputs(logits, n)
+        token = None if tokens is None else _tokens(tokens)
+        rows = None if embd is None else _rows(embd)
+        n = _agreed_length(token, rows)
+        _set(self, "token", token)
+        _set(self, "embd", rows)
+        _set(self, "pos", None if pos is None else _positions(pos, n, token is None))
+        _set(self, "seq_id", seq_id if type(seq_id) is int else _sequences(seq_id, n))
+        _set(self, "output", _outputs(logits, n))
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise FrozenInstanceError(f"batch.{name} cannot be set to {value!r}: a batch never changes, make another one")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise FrozenInstanceError(f"batch.{name} cannot be deleted: a batch never changes")
+
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+        """Fill a copy, which Python makes empty."""
+        for name, value in state[1].items():
+            _set(self, name, frozen(value) if isinstance(value, np.ndarray) else value)
 
     def __len__(self) -> int:
         return len(self.output)

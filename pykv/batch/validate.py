@@ -16,7 +16,7 @@ from pykv.batch.positions import place
 from pykv.batch.valid import ValidBatch
 from pykv.errors import BatchError
 from pykv.log import logger
-from pykv.typing import MAX_SEQ, BoolArray, F32Array, I32Array, PositionSource
+from pykv.typing import BoolArray, F32Array, I32Array, PositionSource
 
 _log = logger(__name__)
 
@@ -79,8 +79,6 @@ def _check_size(n: int, limits: BatchLimits) -> None:
         raise BatchError("the batch is empty; at least one token or embedding is needed")
     if n > limits.n_tokens_max:
         raise BatchError(f"the batch has {n} tokens, more than n_tokens_max (n_batch) = {limits.n_tokens_max}")
-    if limits.n_seq_max > MAX_SEQ:
-        raise BatchError(f"n_seq_max must be at most {MAX_SEQ}, got {limits.n_seq_max}")
 
 
 def _check_embd(embd: F32Array | None, limits: BatchLimits) -> None:

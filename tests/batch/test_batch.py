@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -195,3 +199,24 @@ def test_a_batch_of_nothing_to_compute_is_refused() -> None:
 def test_an_empty_batch_can_be_made() -> None:
     for batch in (Batch([]), Batch(np.array([])), Batch(None, embd=np.zeros((0, 4))), Batch([], [], [], [])):
         assert len(batch) == 0
+
+
+@pytest.mark.parametrize("name", ["token", "embd", "pos", "seq_id", "output", "tokens"])
+@pytest.mark.parametrize("value", [None, [5, 6], 0])
+def test_a_batch_could_be_changed_behind_its_checks(name: str, value: object) -> None:
+    batch = Batch([1, 2], seq_id=3)
+    with pytest.raises(AttributeError, match=f"batch.{name} cannot be set to .*: a batch never changes"):
+        setattr(batch, name, value)
+    with pytest.raises(AttributeError, match=f"batch.{name} cannot be deleted"):
+        delattr(batch, name)
+    assert batch.token is not None
+    assert (batch.token.tolist(), batch.seq_id, batch.output.tolist()) == ([1, 2], 3, [False, True])
+
+
+@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, lambda batch: pickle.loads(pickle.dumps(batch))])
+def test_a_copy_is_as_read_only_as_the_batch(twin: Callable[[Batch], Batch]) -> None:
+    batch = twin(Batch([1, 2], pos=[4, 5], seq_id=[(0, 1), 1], embd=np.ones((2, 3))))
+    arrays = (batch.token, batch.embd, batch.pos, batch.output)
+    assert [a.tolist() for a in arrays if a is not None] == [[1, 2], [[1.0] * 3] * 2, [[4, 5]], [False, True]]
+    assert not any(a.flags.writeable for a in arrays if a is not None)
+    assert batch.seq_id == ((0, 1), (1,))

@@ -10,7 +10,7 @@ import pytest
 from support.batch_notation import LIMITS, Stored, written
 
 from pykv.batch import Batch, BatchLimits, Splitter, ValidBatch, validate
-from pykv.errors import BatchError, PykvError
+from pykv.errors import BatchError, ParamError, PykvError
 
 FOUR = BatchLimits(n_tokens_max=16, n_vocab=100, n_seq_max=4)
 UP_TO_9 = Stored({0: (0, 9)})
@@ -126,7 +126,8 @@ def test_more_tokens_than_n_batch_are_refused() -> None:
 
 def test_n_seq_max_beyond_256_is_refused() -> None:
     assert validate(Batch([1], seq_id=255), replace(FOUR, n_seq_max=256), None).seq_id_unq == (255,)
-    assert "257" in str(refusal(Batch([1]), replace(FOUR, n_seq_max=257)))
+    with pytest.raises(ParamError, match=r"n_seq_max=257 must be a whole number in 1\.\.256"):
+        replace(FOUR, n_seq_max=257)
 
 
 @pytest.mark.parametrize("token", [100, -1, 2**31 - 1, -(2**31)])
