@@ -58,10 +58,6 @@ class PendingUpdateError(PykvError, NotImplementedError):
     """A queued change of stored data (K-shift, stream copy) that this version cannot carry out."""
 
 
-class StateError(PykvError, ValueError):
-    """A saved state that is malformed or does not fit this memory."""
-
-
 class GGUFError(PykvError, ValueError):
     """A GGUF file that cannot be read, or lacks or mistypes something."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from numbers import Real
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,6 @@ I32Array = NDArray[np.int32]
 I64Array = NDArray[np.int64]
 F32Array = NDArray[np.float32]
 AnyArray = NDArray[Any]
-
-
-def is_whole(value: object) -> TypeGuard[int]:
-    """Tell whether a value is an int and no bool, which Python counts among them."""
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def as_int(value: object) -> int | None:
