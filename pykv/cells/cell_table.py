@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pykv.cells.arguments import integer
 from pykv.cells.seq_cells import SeqCells, ends
 from pykv.errors import ParamError, SequenceError
 from pykv.typing import MAX_SEQ, NO_POS, POS_INF, AnyArray, BoolArray, I32Array, I64Array
@@ -119,7 +120,7 @@ class CellTable:
 
     def owners(self, i: int) -> tuple[int, ...]:
         """Return the ids of the sequences that cell `i` belongs to, ascending."""
-        self._distinct(i)
+        i = integer("i", i, 0, self.n - 1)
         return tuple(s for s in self.sequences() if self._seqs[s].row[i])
 
     def owner(self, i: int) -> int:

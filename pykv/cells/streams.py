@@ -15,14 +15,15 @@ from dataclasses import replace
 import numpy as np
 
 from pykv.batch.ubatch import UBatch
+from pykv.cells.arguments import integer, sequence_id
 from pykv.cells.cell_table import NO_TOKEN
 from pykv.cells.kv_cells import KVCells
 from pykv.cells.placing import Journal, Part, check_positions, check_writable, place
 from pykv.cells.ranges import clip_range
 from pykv.cells.slot import SlotInfo, find_slot
 from pykv.cells.window import NO_WINDOW, Window
-from pykv.errors import ParamError, SequenceError, ShiftUnsupported
-from pykv.typing import MAX_SEQ, NO_POS, POS_INF, I32Array, I64Array
+from pykv.errors import ParamError, ShiftUnsupported
+from pykv.typing import MAX_SEQ, NO_POS, POS_INF, I32Array, I64Array, as_int
 
 
 class CellStreams:
@@ -77,8 +78,8 @@ class CellStreams:
         SequenceError
             If there is no such sequence.
         """
-        if not 0 <= seq_id < self._n_ids:
-            raise SequenceError(f"seq_id = {seq_id}: this cache holds sequences 0 to {self._n_ids - 1}")
+        if type(seq_id) is not int or not 0 <= seq_id < self._n_ids:  # spares the decode path a call
+            seq_id = sequence_id("seq_id", seq_id, self._n_ids)
         return 0 if len(self.cells) == 1 else seq_id
 
     # slots
@@ -147,7 +148,7 @@ class CellStreams:
         ids = tuple(range(self.n_stream))
         return SlotInfo(0, ids[-1], ids, np.zeros((len(ids), 1), np.int64))
 
-    # sequences
+    # sequences: each verb refuses a sequence with SequenceError, another argument with ParamError, before it begins
 
     def clear(self) -> None:
         """Empty every stream. Pending copies stay queued."""
@@ -158,13 +159,13 @@ class CellStreams:
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
         """Remove positions ``[p0, p1)`` of a sequence, of all if ``seq_id == -1``. Returns True always."""
         p0, p1 = clip_range(p0, p1)
-        if seq_id == -1:
+        if as_int(seq_id) == -1:
             for stream, cells in enumerate(self.cells):
                 idxs = cells.find(None, p0, p1)
                 cells.rm(idxs)
                 self._freed(stream, idxs)
             return True
-        stream = self.stream_of(seq_id)
+        seq_id, stream = self._located(seq_id)
         idxs = self.cells[stream].find(seq_id, p0, p1)
         if idxs.size:
             self._freed(stream, idxs[self.cells[stream].seq_rm(idxs, seq_id)])
@@ -181,6 +182,8 @@ class CellStreams:
         ParamError
             For a part of a sequence across streams.
         """
+        src, dst = sequence_id("src", src, self._n_ids), sequence_id("dst", dst, self._n_ids)
+        p0, p1 = integer("p0", p0), integer("p1", p1)
         s0, s1 = self.stream_of(src), self.stream_of(dst)
         if s0 != s1:
             self._copy_stream(src, dst, p0, p1)
@@ -191,7 +194,7 @@ class CellStreams:
 
     def seq_keep(self, seq_id: int) -> None:
         """Remove every other sequence from the stream of this one."""
-        stream = self.stream_of(seq_id)
+        seq_id, stream = self._located(seq_id)
         idxs = self.cells[stream].find(None, 0, POS_INF)
         self._freed(stream, idxs[self.cells[stream].seq_keep(idxs, seq_id)])
 
@@ -205,14 +208,13 @@ class CellStreams:
         ShiftUnsupported
             If tokens have several positions.
         ParamError
-            If a position would pass the largest one.
+            If `delta` is no such integer, or a position would pass the largest one.
         """
-        stream = self._shiftable(seq_id)
+        seq_id, stream = self._shiftable(seq_id)
         p0, p1 = clip_range(p0, p1)
+        delta = integer("delta", delta, -POS_INF, POS_INF)
         if delta == 0 or p0 == p1:
             return
-        if not -POS_INF <= delta <= POS_INF:
-            raise ParamError(f"delta = {delta}: positions move by at most {POS_INF}")
         idxs = self.cells[stream].find(seq_id, p0, p1)
         freed = idxs[self.cells[stream].pos_add(idxs, delta)]
         self.heads[stream] = int(freed[0]) if freed.size else 0
@@ -225,22 +227,21 @@ class CellStreams:
         ShiftUnsupported
             If tokens have several positions.
         ParamError
-            If ``d < 1``.
+            If `d` is not an integer from 1 to the largest position.
         """
-        stream = self._shiftable(seq_id)
+        seq_id, stream = self._shiftable(seq_id)
         p0, p1 = clip_range(p0, p1)
-        if d < 1:
-            raise ParamError(f"d = {d}: positions can be divided by 1 and up")
+        d = integer("d", d, 1, POS_INF)
         if d != 1 and p0 != p1:
             self.cells[stream].pos_div(self.cells[stream].find(seq_id, p0, p1), d)
 
     def pos_min(self, seq_id: int) -> int:
         """Return the smallest position of a sequence, -1 if it is empty."""
-        return self.cells[self.stream_of(seq_id)].pos_min(seq_id)
+        return self.cells[self.stream_of(seq_id)].pos_min(int(seq_id))
 
     def pos_max(self, seq_id: int) -> int:
         """Return the largest position of a sequence, -1 if it is empty."""
-        return self.cells[self.stream_of(seq_id)].pos_max(seq_id)
+        return self.cells[self.stream_of(seq_id)].pos_max(int(seq_id))
 
     # pending work
 
@@ -312,11 +313,16 @@ class CellStreams:
         if idxs.size:
             self.heads[stream] = min(self.heads[stream], int(idxs[0]))
 
-    def _shiftable(self, seq_id: int) -> int:
+    def _located(self, seq_id: int) -> tuple[int, int]:
+        """Return a sequence as Python's int, and its stream."""
         stream = self.stream_of(seq_id)
+        return int(seq_id), stream
+
+    def _shiftable(self, seq_id: int) -> tuple[int, int]:
+        located = self._located(seq_id)
         if self._n_pos_per_embd > 1:
             raise ShiftUnsupported(f"each token has {self._n_pos_per_embd} positions")
-        return stream
+        return located
 
     def _copy_stream(self, src: int, dst: int, p0: int, p1: int) -> None:
         n = self.n_cells

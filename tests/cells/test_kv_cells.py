@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -186,6 +188,15 @@ def test_questions_about_single_cells() -> None:
     assert cells.pos_in([0, 1, 2, 3], 0, 2).tolist() == [True, True, False, False]
     cells.pos_set(np.int64(3), np.int32(9))
     assert cells.pos_in(3, 9, 10).tolist() == [True]
+
+
+@pytest.mark.parametrize("bad", [1.5, True, np.True_, None, "1", [1], math.nan, -1, 4, 10**30, np.array([0, 1])])
+def test_owners_of_a_cell_that_is_no_integer_were_an_index_error(bad: Any) -> None:
+    cells = filled(4, 3)
+    for call in (cells.owners, cells.owner):
+        with pytest.raises(ParamError, match=rf"^i = {re.escape(repr(bad))}: must be an integer from 0 to 3$"):
+            call(bad)
+    assert cells.owners(np.int64(1)) == (0,)  # type: ignore[arg-type]
 
 
 BROKEN: dict[str, Callable[[KVCells], Any]] = {

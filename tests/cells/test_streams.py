@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -290,8 +292,103 @@ def test_sequences_outside_the_map_are_refused_by_every_verb(unified: bool, s: i
     decode(streams, run(0, 0, 3))
     before = state(streams)
     for verb in verbs(s)[1 if s == -1 else 0 :]:
-        with pytest.raises(SequenceError, match=f"seq_id = {s}"):
+        with pytest.raises(SequenceError, match=rf"^(seq_id|src|dst) = {s}: this cache holds sequences 0 to "):
             verb(streams)
+    assert state(streams) == before
+
+
+NO_INTEGERS = [1.5, 0.0, True, np.True_, None, "0", [0], math.nan, math.inf, np.float32(1), np.array([0])]
+"""What was taken for an integer, or failed far from the argument's name."""
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("bad", [*NO_INTEGERS, 10**30])
+def test_sequences_that_are_no_integers_were_taken_for_some(bad: Any, unified: bool) -> None:
+    streams = CellStreams(8, n_seq_max=2, unified=unified)
+    decode(streams, run(0, 0, 3), run(1, 0, 2))
+    before = state(streams)
+    complaint = rf"^(seq_id|src|dst) = {re.escape(repr(bad))}: this cache holds sequences 0 to "
+    for verb in verbs(bad):
+        with pytest.raises(SequenceError, match=complaint):
+            verb(streams)
+    with pytest.raises(SequenceError, match=r"^dst"):
+        streams.seq_cp(0, bad)
+    with pytest.raises(SequenceError, match=r"^src"):
+        streams.seq_cp(bad, 0)
+    assert state(streams) == before
+
+
+def test_minus_one_as_a_float_emptied_every_sequence() -> None:
+    streams = two_sequences()
+    before = state(streams)
+    with pytest.raises(SequenceError, match=r"^seq_id = -1\.0"):
+        streams.seq_rm(-1.0)  # type: ignore[arg-type]
+    assert state(streams) == before
+
+
+@pytest.mark.parametrize("bad", NO_INTEGERS)
+def test_positions_that_are_no_integers_moved_and_deleted_tokens(bad: Any) -> None:
+    streams = two_sequences()
+    before = state(streams)
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("p0", lambda: streams.seq_rm(0, bad, -1)),
+        ("p1", lambda: streams.seq_rm(0, 1, bad)),
+        ("p0", lambda: streams.seq_rm(-1, bad, -1)),
+        ("p0", lambda: streams.seq_cp(0, 1, bad, -1)),
+        ("p1", lambda: streams.seq_cp(0, 1, 0, bad)),
+        ("p1", lambda: streams.seq_cp(0, 0, 0, bad)),
+        ("p0", lambda: streams.seq_add(0, bad, -1, 1)),
+        ("p1", lambda: streams.seq_add(0, 0, bad, 0)),
+        ("delta", lambda: streams.seq_add(0, 0, -1, bad)),
+        ("p0", lambda: streams.seq_div(0, bad, -1, 2)),
+        ("p1", lambda: streams.seq_div(0, 0, bad, 1)),
+        ("d", lambda: streams.seq_div(0, 0, -1, bad)),
+    ]
+    for name, call in calls:
+        with pytest.raises(ParamError, match=rf"^{name} = {re.escape(repr(bad))}: must be an integer"):
+            call()
+    assert state(streams) == before
+
+
+def test_positions_that_are_no_integers_are_refused_across_streams_too() -> None:
+    streams = streams_of_two()
+    before = state(streams)
+    for name, bounds in (("p0", (math.nan, -1)), ("p0", (False, -1)), ("p1", (0, None))):
+        with pytest.raises(ParamError, match=f"^{name} = {bounds[name == 'p1']!r}: must be an integer"):
+            streams.seq_cp(0, 1, *bounds)  # type: ignore[arg-type]
+    assert state(streams) == before
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint8])
+def test_integers_of_numpy_are_kept_as_pythons(kind: type) -> None:
+    streams = two_sequences()
+    streams.seq_cp(kind(0), kind(2), kind(1), kind(3))
+    assert streams.dump() == "0:0{0} 1:1{0,2} 2:2{0,2} 3:3{0} 4:0{1} 5:1{1} 6:. 7:."
+    streams.seq_add(kind(1), kind(0), kind(9), kind(3))
+    streams.seq_div(kind(1), kind(0), kind(9), kind(2))
+    streams.seq_rm(kind(0), kind(3), kind(9))
+    assert streams.dump() == "0:0{0} 1:1{0,2} 2:2{0,2} 3:. 4:1{1} 5:2{1} 6:. 7:."
+    assert (streams.pos_min(kind(2)), streams.pos_max(kind(2)), streams.stream_of(kind(2))) == (1, 2, 0)
+    streams.seq_keep(kind(2))
+    assert streams.dump() == "0:. 1:1{2} 2:2{2} 3:. 4:. 5:. 6:. 7:."
+    streams.check()
+
+
+@pytest.mark.parametrize("far", [2**31, 2**63, 10**30])
+def test_an_end_beyond_all_positions_is_the_end(far: int) -> None:
+    streams = two_sequences()
+    streams.seq_rm(0, far, -1)
+    streams.seq_rm(0, 2, far)
+    streams.seq_rm(1, -far, 1)
+    assert streams.dump() == "0:0{0} 1:1{0} 2:. 3:. 4:. 5:1{1} 6:. 7:."
+
+
+@pytest.mark.parametrize("d", [2**31, 2**63, 10**30])
+def test_a_divisor_beyond_all_positions_overflowed(d: int) -> None:
+    streams = two_sequences()
+    before = state(streams)
+    with pytest.raises(ParamError, match=f"^d = {d}: must be an integer from 1 to {2**31 - 1}$"):
+        streams.seq_div(0, 0, -1, d)
     assert state(streams) == before
 
 
