@@ -1,4 +1,9 @@
-"""SmolLM2's logits in pykv and in real llama.cpp, for the same batches and settings."""
+"""SmolLM2's logits in pykv and in real llama.cpp, for the same batches and settings.
+
+Wants pykv's ggml built by the compiler and with the options of llama.cpp's (AGENTS.md says how): then every row has
+llama.cpp's bits, but for single tokens without flash attention, where pykv groups heads. The published wheel comes
+from another compiler, which contracts other products and sums; against it only NMSE could be bounded.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +33,6 @@ TOLERANCE = {"f16": 5e-4, "q8_0": 5e-4, "q4_0": 3e-3}
 """Largest NMSE over all rows of a setting, per type of K. llama.cpp differs from itself by more than that
 between flash attention on and off: 5e-4 to 1.5e-3, with q4_0 K 3e-3 to 1.5e-2."""
 
-TILED = 64
-"""From this many tokens a stream on, ggml's fused kernel works in tiles of f32, to the same bits in every build.
-Below, it takes dot products of f16 that compilers contract differently: a ggml built with the compiler of llama.cpp
-gives its bits there too, the published wheel differs now and then by an NMSE of about 1e-4."""
-
 
 class Rows:
     """Rows of both sides, gathered over batches so that the bound holds for all of them together."""
@@ -46,7 +46,8 @@ class Rows:
         ours, theirs = rows
         assert ours.shape == theirs.shape
         if same_bits:
-            assert np.array_equal(ours, theirs), f"not the same bits, NMSE {nmse(ours, theirs)}"
+            hint = "is this ggml built like llama.cpp's? See AGENTS.md"
+            assert np.array_equal(ours, theirs), f"not the same bits, NMSE {nmse(ours, theirs)}; {hint}"
         self._ours.append(ours)
         self._theirs.append(theirs)
 
@@ -93,11 +94,10 @@ def test_prompt_then_forced_tokens_give_llama_cpps_rows(
             pair.clear()
             seq_id, n_prompt = number % 2, len(tokens) - min(12, len(tokens) // 3)
             wanted = [i < 64 or 480 <= i < 544 or i >= n_prompt - 32 for i in range(n_prompt)]
-            assert n_prompt >= TILED
             prompt = OracleBatch.of(tokens[:n_prompt], 0, seq_id, wanted)
-            rows.add(pair.decode(prompt), same_bits=flash and type_k == "f16")
+            rows.add(pair.decode(prompt), same_bits=True)
             for i in range(n_prompt, len(tokens)):
-                rows.add(pair.decode(OracleBatch.of(tokens[i : i + 1], i, seq_id)))
+                rows.add(pair.decode(OracleBatch.of(tokens[i : i + 1], i, seq_id)), same_bits=flash)
             pair.check_positions(2)
     rows.check(TOLERANCE[type_k])
 
@@ -137,10 +137,10 @@ def test_two_sequences_interleaved_in_one_batch(
     )
     rows = Rows()
     with pair_of(**params_of(flash, "f16", unified)) as pair:
-        rows.add(pair.decode(batch))
+        rows.add(pair.decode(batch), same_bits=True)
         for step in range(3):
             turn = OracleBatch([a[step], b[step]], [20 + step] * 2, [(1,), (0,)], [True, True])
-            rows.add(pair.decode(turn))
+            rows.add(pair.decode(turn), same_bits=flash)
         pair.check_positions(2)
     rows.check(TOLERANCE["f16"])
 
@@ -152,14 +152,14 @@ def test_a_prompt_coupled_to_two_sequences_that_then_part(
     shared, a, b = prompts["mixed"], prompts["fact"], prompts["code"][:12]
     rows = Rows()
     with pair_of(**params_of(flash, "f16", True)) as pair:
-        rows.add(pair.decode(OracleBatch.of(shared, 0, (0, 1), "all")), same_bits=flash and len(shared) >= TILED)
+        rows.add(pair.decode(OracleBatch.of(shared, 0, (0, 1), "all")), same_bits=True)
         tails = OracleBatch(
             tokens=a + b,
             pos=[len(shared) + i for part in (a, b) for i in range(len(part))],
             seq_ids=[(0,)] * len(a) + [(1,)] * len(b),
             logits=[True] * (len(a) + len(b)),
         )
-        rows.add(pair.decode(tails))
+        rows.add(pair.decode(tails), same_bits=True)
         pair.check_positions(2)
     rows.check(TOLERANCE["f16"])
 
@@ -171,5 +171,5 @@ def test_outputs_in_the_middle_come_in_batch_order(pair_of: PairOf, prompts: dic
     params = {"flash_attn": flash, "n_ctx": 512, "n_ubatch": 16}
     rows = Rows()
     with pair_of(**params) as pair:
-        rows.add(pair.decode(OracleBatch.of(tokens, logits=wanted)))
+        rows.add(pair.decode(OracleBatch.of(tokens, logits=wanted)), same_bits=True)
     rows.check(TOLERANCE["f16"])
