@@ -68,8 +68,8 @@ def _small_vocabularies() -> dict[str, dict[str, Any]]:
         ),
         "gaps": gaps,
         "merges-longer-than-tokens": {
-            **bpe_metadata([], bos_token_id=0, eos_token_id=0),
-            "tokenizer.ggml.merges": ["Ġ e", "h e", "Ġe r", "Ã ¤"],
+            **bpe_metadata([], specials={"<m>": CONTROL}, bos_token_id=0, eos_token_id=0),
+            "tokenizer.ggml.merges": ["Ġ e", "h e", "Ġe r", "Ã ¤", "Ġ Ġ", "ĠĠ Ġ"],
         },
     }
 
