@@ -13,11 +13,12 @@ from typing import Any, Self
 
 from pykv.batch import Splitter, UBatch, ValidBatch, whole
 from pykv.cells import CellStreams, CellsView, SlotInfo
-from pykv.errors import AllocError, BatchError, ParamError, PendingUpdateError, UseAfterCloseError
-from pykv.ggml import Buffer, BufferType, Tensor, devices
+from pykv.errors import BatchError, ParamError, PendingUpdateError, UseAfterCloseError
+from pykv.ggml import BufferType, Tensor
 from pykv.ggml.owner import Owner
 from pykv.memory.base import UpdateStatus
 from pykv.memory.guard import Guard
+from pykv.memory.kv_buffers import allocate
 from pykv.memory.kv_context import KVContext
 from pykv.memory.kv_plan import KVPlan, KVSettings
 from pykv.memory.kv_sharing import shared_rotation, shared_tensors
@@ -60,8 +61,8 @@ class KVCache:
         self.spec, self.settings, self.other = spec, settings, other
         self._tensors = shared_tensors(self._plan, other)
         self.rot_k, self.rot_v = shared_rotation(self._plan, other)
-        self._buffers: list[Buffer] = []
-        self._allocate()
+        self._buffers, own = allocate(self._plan)
+        self._tensors.update(own)
         self._tensors.update({il: self._tensors[source] for il, source in self._plan.reused.items()})
         self.streams: CellStreams = (
             other.streams
@@ -294,35 +295,6 @@ class KVCache:
         self.close()
 
     # mechanism
-
-    def _allocate(self) -> None:
-        self._check_room()
-        try:
-            for kind, layers in self._plan.by_buffer_type:
-                arena, pairs = self._plan.make_tensors(layers)
-                buffer = Buffer.allocate(arena, kind, f"KV cache of n_ctx={self.n_cells} x {self.n_stream} streams")
-                self._buffers.append(buffer)
-                for layer, (k, v) in zip(layers, pairs, strict=True):
-                    self._tensors[layer.il] = (buffer.adopt(k), buffer.adopt(v))
-        except BaseException:
-            for buffer in self._buffers:
-                buffer.close()
-            raise
-
-    def _check_room(self) -> None:
-        """Refuse what the devices lack before anything is touched: an overcommitted host would die later."""
-        needs, free = self._plan.nbytes_per_buffer_type, dict[str, int]()
-        for device in devices():
-            name = device.buffer_type.name
-            # helpers of the CPU share its buffer type and report nothing; a server without a part in this is not asked
-            if name in needs and device.memory_total:
-                free[name] = max(free.get(name, 0), device.memory_free)
-        for name, need in needs.items():
-            if need > free.get(name, need):
-                raise AllocError(
-                    f"n_ctx={self.n_cells} x {self.n_stream} streams needs {need} bytes of KV cache in {name}, "
-                    f"which has {free[name]} bytes free"
-                )
 
     def _split(self, batch: ValidBatch, n_ubatch: int) -> list[UBatch]:
         if self.n_stream == 1 and batch.n_tokens <= n_ubatch:

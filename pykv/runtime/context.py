@@ -268,6 +268,8 @@ def _kv_settings(params: ResolvedParams, attention: AttentionPlan) -> KVSettings
 def _attention_plan(model: Model, params: ResolvedParams) -> AttentionPlan:
     if params.flash_attn != "auto":
         return AttentionPlan.of(AttentionPath.FLASH if params.flash_attn else AttentionPath.GROUPED)
+    # differs from llama.cpp: "auto" is decided by measuring, where there it means "wherever it can run", because the
+    # fused kernel is the slower one on many CPUs; V follows, so its layout is no property of the parameters
     hp = model.hparams
     shape = ProbeShape(
         n_head=hp.n_head_by_layer[0],

@@ -10,7 +10,7 @@ import pytest
 
 from pykv.errors import AllocError, ParamError
 from pykv.ggml import Buffer, BufferType, DType, cpu_device
-from pykv.memory import KV_TYPES, KVCache, KVPlan, KVSettings, LayerSpec, MemorySpec, kv_cache
+from pykv.memory import KV_TYPES, KVCache, KVPlan, KVSettings, LayerSpec, MemorySpec, kv_buffers
 from pykv.memory.kv_plan import kv_type
 
 BLOCKS = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q5_1": (32, 24), "q5_0": (32, 22)}
@@ -285,7 +285,7 @@ class NoMemory:
 
 
 def test_helper_devices_that_report_no_memory_hid_what_the_cpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "devices", lambda: (cpu_device(), NoMemory()))
+    monkeypatch.setattr(kv_buffers, "devices", lambda: (cpu_device(), NoMemory()))
     with KVCache(SPEC, KVSettings(8)) as cache:
         assert cache.nbytes > 0
 
@@ -301,7 +301,7 @@ def test_the_first_buffer_stayed_allocated_when_the_second_did_not_fit(monkeypat
             made.append(Buffer.allocate(arena, kind, purpose))
             return made[-1]
 
-    monkeypatch.setattr(kv_cache, "Buffer", Scarce)
+    monkeypatch.setattr(kv_buffers, "Buffer", Scarce)
     homes = {0: named("a"), 1: named("b")}
     with pytest.raises(AllocError, match="no more"):
         KVCache(SPEC, KVSettings(8), place=homes.__getitem__)
