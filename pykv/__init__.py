@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pykv.errors import PykvError
     from pykv.memory import KVCache, KVSettings, LayerSpec, MemorySpec
     from pykv.runtime import Context, Model
+    from pykv.runtime.sampling import Sampler, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -26,9 +27,23 @@ _HOMES = {
     "MemorySpec": "pykv.memory",
     "Model": "pykv.runtime",
     "PykvError": "pykv.errors",
+    "Sampler": "pykv.runtime.sampling",
+    "SamplingParams": "pykv.runtime.sampling",
 }
 
-__all__ = ["Batch", "Context", "KVCache", "KVSettings", "LayerSpec", "MemorySpec", "Model", "PykvError", "__version__"]
+__all__ = [
+    "Batch",
+    "Context",
+    "KVCache",
+    "KVSettings",
+    "LayerSpec",
+    "MemorySpec",
+    "Model",
+    "PykvError",
+    "Sampler",
+    "SamplingParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -101,6 +101,10 @@ class Batch:
 
 
 def _tokens(tokens: ArrayLike) -> I32Array:
+    if isinstance(tokens, (str, bytes)):
+        raise BatchError(
+            f"tokens must be integers, got the text {tokens!r}: encode it first, with model.tokenizer.encode(text)"
+        )
     token = int32_array("tokens", tokens)
     if token.ndim != 1:
         raise BatchError(f"tokens must have shape (n,), got {token.shape}")

@@ -25,6 +25,9 @@ def main() -> None:
         print(f"pykv: error: the command line needs {', '.join(missing)}", file=sys.stderr)
         print('  next: pip install "pykv-ggml[cli]"', file=sys.stderr)
         raise SystemExit(1)
-    from pykv.cli.app import app
+    try:
+        from pykv.cli.app import app
 
-    app()
+        app()
+    except KeyboardInterrupt:  # before a command could see to it
+        raise SystemExit(130) from None

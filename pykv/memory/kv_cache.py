@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from pykv.batch import Splitter, UBatch, ValidBatch, whole
 from pykv.cells import CellStreams, CellsView, SlotInfo
+from pykv.cells.arguments import sequence_id
 from pykv.errors import BatchError, ParamError, PendingUpdateError, UseAfterCloseError
 from pykv.ggml import BufferType, Tensor
 from pykv.ggml.owner import Owner
@@ -235,30 +236,30 @@ class KVCache:
 
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
         """Remove a range of a sequence, or of all sequences with -1. Always True."""
-        with self._changing():
+        with self._changing(0 if seq_id == -1 else seq_id):
             return self.streams.seq_rm(seq_id, p0, p1) if self.other is None else True
 
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Let `dst` share the cells of a range of `src`; across streams, queue a copy of the whole stream."""
-        with self._changing():
+        with self._changing(src, dst):
             if self.other is None:
                 self.streams.seq_cp(src, dst, p0, p1)
 
     def seq_keep(self, seq_id: int) -> None:
         """Remove all other sequences from the stream of this one."""
-        with self._changing():
+        with self._changing(seq_id):
             if self.other is None:
                 self.streams.seq_keep(seq_id)
 
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Move the positions of a range by `delta`, for all sequences that share its cells."""
-        with self._changing():
+        with self._changing(seq_id):
             if self.other is None:
                 self.streams.seq_add(seq_id, p0, p1, delta)
 
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Divide the positions of a range by `d`, for all sequences that share its cells."""
-        with self._changing():
+        with self._changing(seq_id):
             if self.other is None:
                 self.streams.seq_div(seq_id, p0, p1, d)
 
@@ -310,9 +311,13 @@ class KVCache:
             ubatches.append(ubatch)
         return ubatches
 
-    def _changing(self) -> Guard:
-        """Return what to enter around a change, if the cache is open."""
+    def _changing(self, *seq_ids: int) -> Guard:
+        """Return what to enter around a change of some sequences, if the cache is open and has them."""
         self._require_open()
+        for seq_id in seq_ids:
+            # differs from llama.cpp: one stream for all takes no ids up to 255 either, because no batch could ever
+            # continue them, and the cells that they own would be lost
+            sequence_id("seq_id", seq_id, self.settings.n_seq_max)
         return self.guard
 
     def _require_open(self) -> None:

@@ -12,12 +12,15 @@ from support.tiny_gguf import TinyModel
 from support.twin import EXACT, TOKENS, snapshot
 
 import pykv
-from pykv.errors import ConcurrentUseError, NoSlotError, UseAfterCloseError
+from pykv.errors import ConcurrentUseError, NoSlotError, SequenceError, UseAfterCloseError
 
 
 @pytest.fixture
 def context(write_tiny: Callable[[TinyModel], Path]) -> Iterator[pykv.Context]:
-    with pykv.Model.load(write_tiny(TinyModel(seed=83))) as model, model.context(n_ctx=256, **EXACT) as context:
+    with (
+        pykv.Model.load(write_tiny(TinyModel(seed=83))) as model,
+        model.context(n_ctx=256, n_seq_max=2, **EXACT) as context,
+    ):
         yield context
 
 
@@ -98,3 +101,21 @@ def test_moves_that_cancel_out_or_are_removed_leave_nothing_to_do(context: pykv.
     context.memory.seq_rm(0, 4, -1)
     context.decode(pykv.Batch(TOKENS[4:6]))
     assert context.memory.pos_max(0) == 5
+
+
+@pytest.mark.parametrize("seq_id", [2, 255, -2])
+def test_cells_of_a_sequence_that_no_batch_can_continue_were_lost(context: pykv.Context, seq_id: int) -> None:
+    context.decode(pykv.Batch(TOKENS[:4]))
+    before = snapshot(context)
+    memory = context.memory
+    for act in (
+        lambda: memory.seq_cp(0, seq_id),
+        lambda: memory.seq_cp(seq_id, 0),
+        lambda: memory.seq_rm(seq_id),
+        lambda: memory.seq_keep(seq_id),
+        lambda: memory.seq_add(seq_id, 0, -1, 1),
+        lambda: memory.seq_div(seq_id, 0, -1, 2),
+    ):
+        with pytest.raises(SequenceError, match=f"seq_id = {seq_id}: this cache holds sequences 0 to 1"):
+            act()
+    assert snapshot(context) == before
