@@ -262,8 +262,15 @@ def test_ctrl_c_in_a_long_decode(write_tiny: Callable[[TinyModel], Path], how: s
     """A real signal to a real process: it stops at once, and the context goes on from the last whole ubatch."""
     tests = Path(__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, how, str(write_tiny(TINY))],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), *sys.path])},
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            CHILD,
+            how,
+            str(write_tiny(TINY)),
+        ],  # -P: the source folder hides what is installed
+        env=os.environ | {"PYTHONPATH": str(tests)},
         capture_output=True,
         text=True,
         timeout=120,
