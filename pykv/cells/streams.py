@@ -119,9 +119,6 @@ class CellStreams:
         Leaves everything as it was, also the heads and cells that a later ubatch would purge.
         """
         # differs from llama.cpp: purged cells and all heads come back, because refusal must leave no trace
-        if len(ubatches) == 1:  # nothing comes after it, so nothing needs trying
-            slot = self.find_slot(ubatches[0])
-            return None if slot is None else [slot]
         slots: list[SlotInfo] = []
         heads, journal = self.heads.copy(), Journal()
         try:

@@ -43,7 +43,8 @@ class KVGraph:
         self._graph, self._arena = graph, graph.arena
         self._rule = MaskRule(causal=causal, window=cache.spec.window, alibi=cache.spec.alibi_max_bias > 0)
         n, s = shape.n_tokens, shape.n_stream
-        n_values = n * cache.n_embd_v_max if cache.v_trans else n
+        self._n_embd_v = cache.n_embd_v_max  # asked once: `fill` is on every token's path, and it looks at all layers
+        n_values = n * self._n_embd_v if cache.v_trans else n
         self._k_rows = self._input(DType.I64, (n,), "k_rows")
         self._v_rows = self._input(DType.I64, (n_values,), "v_rows") if cache.v_trans else self._k_rows
         self._mask = self._input(path.mask_dtype, (shape.n_kv, n // s, 1, s), "kq_mask")
@@ -61,7 +62,7 @@ class KVGraph:
         streams, n_cells = self.cache.streams, self.cache.n_cells
         self._k_rows.array[0, 0, 0] = row_indices(slot, n_cells)
         if self._v_rows is not self._k_rows:
-            self._v_rows.array[0, 0, 0] = element_indices(slot, n_cells, self.cache.n_embd_v_max)
+            self._v_rows.array[0, 0, 0] = element_indices(slot, n_cells, self._n_embd_v)
         fill_mask(self._mask.array[:, 0], streams, slot, ubatch, self._rule)
         for rotation in (self._rot_k, self._rot_v):
             if rotation is not None:
