@@ -11,6 +11,7 @@ import pickle
 import struct
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -61,6 +62,7 @@ class Oracle:
     """A llama.cpp process. Close it, or use it in a `with` statement; a lost child fails the next call."""
 
     def __init__(self, python: str) -> None:
+        self._posted = ""
         self._child = subprocess.Popen(
             [python, str(WORKER)],
             stdin=subprocess.PIPE,
@@ -84,20 +86,32 @@ class Oracle:
 
     def timed(self, method: str, *args: Any, **kwargs: Any) -> tuple[Any, float]:
         """Return the result and how long it took inside the child, in seconds."""
+        self.post(method, *args, **kwargs)
+        return self._reply()
+
+    def post(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Start one method of the worker; it runs beside what the caller does until `collect`."""
         assert self._child.stdin is not None
-        assert self._child.stdout is not None
+        assert not self._posted, f"{self._posted} has not been collected"
         data = pickle.dumps((method, args, kwargs), protocol=5)
-        try:
+        self._posted = f"{method}{args!r:.200}"
+        with suppress(BrokenPipeError):  # the reply, which is missing then, tells
             self._child.stdin.write(struct.pack("<Q", len(data)) + data)
             self._child.stdin.flush()
-            header = self._child.stdout.read(8)
-        except BrokenPipeError:
-            header = b""
+
+    def collect(self) -> Any:
+        """Return the result of the method that was posted."""
+        return self._reply()[0]
+
+    def _reply(self) -> tuple[Any, float]:
+        assert self._child.stdout is not None
+        posted, self._posted = self._posted, ""
+        header = self._child.stdout.read(8)
         if len(header) < 8:
-            raise OracleError(f"llama.cpp's process ended with {self._child.wait()} in {method}{args!r:.200}")
+            raise OracleError(f"llama.cpp's process ended with {self._child.wait()} in {posted}")
         ok, result, seconds = pickle.loads(self._child.stdout.read(struct.unpack("<Q", header)[0]))
         if not ok:
-            raise OracleError(f"{method}: {result}")
+            raise OracleError(f"{posted}: {result}")
         return result, seconds
 
     def info(self) -> dict[str, str]:
@@ -175,6 +189,13 @@ class OracleContext:
     def memory(self, verb: str, *args: int) -> Any:
         """Call llama_memory_<verb>: seq_rm, seq_cp, seq_keep, seq_add, seq_div, seq_pos_min, clear, ..."""
         return self._oracle.call("memory", self._id, verb, *args)
+
+    def post_run(self, n_seqs: int, steps: list[dict[str, Any]]) -> None:
+        """Start a program of steps as a trace writes them; `Oracle.collect` returns what each step gave.
+
+        Per step: its result, pos_min and pos_max of each sequence in turn, and the rows of a decode.
+        """
+        self._oracle.post("run", self._id, n_seqs, steps)
 
     def kv_nbytes(self) -> list[dict[str, int]]:
         """Return per cache (iSWA: base, swa) total, k and v in bytes, and n_cells of one stream."""

@@ -151,6 +151,13 @@ class Worker:
         result = getattr(lc, f"llama_memory_{verb}")(mem, *args)
         return result if isinstance(result, (bool, int)) else None
 
+    def run(self, ctx_id: int, n_seqs: int, steps: list[dict[str, Any]]) -> list[tuple[Any, list[int], np.ndarray | None]]:
+        """Carry out a program in one request.
+
+        Returns per step: what it returned, pos_min and pos_max of each sequence in turn, and a decode's rows.
+        """
+        return [self._run_one(ctx_id, n_seqs, step) for step in steps]
+
     def kv_nbytes(self, ctx_id: int) -> list[dict[str, int]]:
         """Return per attention cache the bytes of its buffers, of K, of V, and its cells per stream."""
         return [
@@ -189,6 +196,18 @@ class Worker:
                 raise RuntimeError(f"llama.cpp did not load {path}")
             self._models[key] = model
         return self._models[key]
+
+    def _run_one(self, ctx_id: int, n_seqs: int, step: dict[str, Any]) -> tuple[Any, list[int], np.ndarray | None]:
+        if step["do"] == "decode":
+            # a token attends as its first id; llama.cpp keeps ids in a hash set, which gives the last one put in first
+            ids = [sorted(seqs, reverse=True) for seqs in step["seq"]]
+            batch = {"tokens": step["tokens"], "pos": step["pos"], "seq_ids": ids, "logits": step["out"]}
+            result, rows = self._decode_one(self._contexts[ctx_id], batch)
+        else:
+            result, rows = self.memory(ctx_id, step["do"], *step["args"]), None
+        mem = lc.llama_get_memory(self._contexts[ctx_id])
+        ends = (lc.llama_memory_seq_pos_min, lc.llama_memory_seq_pos_max)
+        return result, [end(mem, seq_id) for seq_id in range(n_seqs) for end in ends], rows
 
     def _decode_one(self, ctx: Any, wanted: dict[str, Any]) -> tuple[int, np.ndarray]:
         batch, _keep = _batch(wanted)

@@ -7,7 +7,7 @@ with. Both come from the same seed, so a test needs no reader to know what is in
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from pathlib import Path
 
@@ -220,3 +220,23 @@ TINY_MODELS: dict[str, TinyModel] = {
     "qwen3": TinyModel("qwen3", seed=11, n_embd=96, head_dim=64, rope_base=1e6, rms_eps=1e-6),
 }
 """Every option at least once; llama.cpp loads each of them."""
+
+NARROW = TinyModel(n_embd=64, n_head=2, n_head_kv=1, n_ff=96, n_vocab=272)
+WIDE = replace(NARROW, n_embd=128, head_dim=64)
+
+SHIFT_MODELS: dict[str, TinyModel] = {
+    "norm": replace(NARROW, seed=40),
+    "norm-base": replace(NARROW, seed=41, n_layer=3, rope_base=500000.0),
+    "norm-linear": replace(NARROW, seed=42, rope_scaling=RopeScaling("linear", 4.0)),
+    "norm-factors": replace(NARROW, seed=43, has_rope_factors=True, rope_base=500000.0),
+    "norm-yarn": replace(NARROW, seed=44, rope_scaling=YARN),
+    "neox": replace(NARROW, arch="qwen2", seed=45, has_bias=True, rope_base=1e6, n_layer=3),
+    "neox-linear": replace(NARROW, arch="qwen2", seed=46, rope_scaling=RopeScaling("linear", 2.0)),
+    "wide": replace(WIDE, seed=47),
+    "wide-factors": replace(WIDE, seed=48, n_layer=3, has_rope_factors=True),
+    "wide-neox": replace(WIDE, arch="qwen3", seed=49, rope_base=1e6, rms_eps=1e-6),
+}
+"""Every way of rotating keys, as small as can be: thousands of programs run on them.
+
+Heads of 64 are those whose quantised keys get Hadamard rotation.
+"""

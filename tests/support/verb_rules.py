@@ -1,0 +1,125 @@
+"""Which calls a program leaves out, because pykv and llama.cpp are known and meant to differ there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from support.verb_program import Call, Room
+
+import pykv
+
+N_CELLS = 256
+"""Cells of a stream: the least there is, so that programs can fill them."""
+
+MOVES = ("seq_add", "seq_div")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model and a context to run programs on.
+
+    Attributes
+    ----------
+    tolerance : most NMSE of the rows of one decode.
+    reference_moves : pykv moves shared cells, and turns keys in seq_div, as llama.cpp does.
+    """
+
+    model: str
+    n_seqs: int
+    unified: bool
+    type_k: str
+    type_v: str
+    flash: bool
+    tolerance: float
+    reference_moves: bool = True
+    n_ubatch: int = 64
+
+    @property
+    def room(self) -> Room:
+        return Room(self.n_seqs, N_CELLS, 272, self.unified)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Context parameters that both sides know."""
+        return {
+            "n_ctx": N_CELLS if self.unified else N_CELLS * self.n_seqs,
+            "n_batch": N_CELLS,
+            "n_ubatch": self.n_ubatch,
+            "n_seq_max": self.n_seqs,
+            "kv_unified": self.unified,
+            "type_k": self.type_k,
+            "type_v": self.type_v,
+            "flash_attn": self.flash,
+            "n_threads": 1,
+        }
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A call that is about to be made."""
+
+    call: Call
+    setting: Setting
+    memory: pykv.KVCache
+
+    @property
+    def is_move(self) -> bool:
+        return self.call["do"] in MOVES
+
+    def cells(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return positions and numbers of owners of the cells in a move's range."""
+        seq_id, p0, p1, _ = self.call["args"]
+        cells = self.memory.cells(0 if self.setting.unified else seq_id)
+        if seq_id >= len(cells.owners):
+            return np.empty(0, np.int32), np.empty(0, np.int64)
+        inside = cells.owners[seq_id] & (cells.pos >= p0) & ((cells.pos < p1) | (p1 < 0))
+        return cells.pos[inside], cells.owners[:, inside].sum(axis=0)
+
+    @property
+    def is_shared_move(self) -> bool:
+        """Whether a move meets a cell of several sequences, and would change it."""
+        return self.is_move and self.call["args"][3] != (0 if self.call["do"] == "seq_add" else 1) and bool((self.cells()[1] > 1).any())
+
+
+def part_across_streams(at: Situation) -> bool:
+    """llama.cpp ends its process, or takes a part for the whole."""
+    if at.call["do"] != "seq_cp" or at.setting.unified:
+        return False
+    src, dst, p0, p1 = at.call["args"]
+    return src != dst and not (p0 <= 0 and p1 < 0)
+
+
+def coupled_in_streams(at: Situation) -> bool:
+    """pykv says that the batch can never be taken, llama.cpp that there is no room for it."""
+    return not at.setting.unified and at.call["do"] == "decode" and any(len(ids) > 1 for ids in at.call["seq"])
+
+
+def yarn_moves(at: Situation) -> bool:
+    """llama.cpp multiplies all stored keys by YaRN's magnitude at every shift; pykv turns the moved ones only."""
+    return at.is_move and "yarn" in at.setting.model
+
+
+def shared_moves(at: Situation) -> bool:
+    """llama.cpp moves a shared cell for all its sequences; pykv first gives the mover one of its own."""
+    return not at.setting.reference_moves and at.is_shared_move
+
+
+def moving_divisions(at: Situation) -> bool:
+    """llama.cpp turns the keys of divided positions the wrong way."""
+    if at.setting.reference_moves or at.call["do"] != "seq_div":
+        return False
+    pos, _ = at.cells()
+    return bool((pos // at.call["args"][3] != pos).any())
+
+
+EXCLUDED: tuple[Callable[[Situation], bool], ...] = (
+    part_across_streams,
+    coupled_in_streams,
+    yarn_moves,
+    shared_moves,
+    moving_divisions,
+)
+"""Calls that a program leaves out because the two sides are meant to differ; each docstring is the reason."""
