@@ -26,6 +26,7 @@ def check_cells(cells: CellTable) -> None:
     _check_used(cells)
     _check_owners(cells)
     for s in cells.known:
+        _check_span(cells, s)
         _check_ends(cells, s)
 
 
@@ -50,6 +51,12 @@ def _check_owners(cells: CellTable) -> None:
     assert wrong.size == 0, f"cells {wrong}: n_owners is {cells.n_owners[wrong]}, they have {owners[wrong]}"
     stray = np.flatnonzero((cells.pos == NO_POS) & (owners > 0))
     assert stray.size == 0, f"empty cells {stray} have owners"
+
+
+def _check_span(cells: CellTable, s: int) -> None:
+    members = np.flatnonzero(cells.member(s))
+    span = (int(members[0]), int(members[-1]) + 1) if members.size else (0, 0)
+    assert cells.span(s) == span, f"sequence {s}: span {cells.span(s)}, its cells lie in {span}"
 
 
 def _check_ends(cells: CellTable, s: int) -> None:

@@ -266,3 +266,39 @@ def test_check_notices_what_went_wrong(spoil: str) -> None:
     getattr(cells, spoil)[3] = 1
     with pytest.raises(AssertionError):
         cells.check()
+
+
+@pytest.mark.parametrize("spoil", ["first", "end"])
+def test_check_notices_a_span_that_is_not_tight(spoil: str) -> None:
+    cells = filled(8, 4)
+    cells.seq_rm(0, 0)
+    setattr(cells._seqs[0], spoil, {"first": 0, "end": 6}[spoil])
+    with pytest.raises(AssertionError, match="span"):
+        cells.check()
+
+
+def test_a_sequence_knows_between_which_cells_it_lies() -> None:
+    cells = filled(64, 40)
+    cells.seq_add([30, 9, 12], 1)
+    spans = [cells.span(1)]
+    cells.seq_rm([9, 30], 1)
+    spans.append(cells.span(1))
+    cells.seq_rm(12, 1)
+    spans.append(cells.span(1))
+    cells.seq_add(20, 1)
+    spans.append(cells.span(1))
+    assert spans == [(9, 31), (12, 13), (0, 0), (20, 21)]
+    assert (cells.span(0), cells.span(200)) == ((0, 40), (0, 0))
+    cells.seq_keep(np.arange(64), 1)
+    assert (cells.span(0), cells.span(1)) == ((0, 0), (20, 21))
+    cells.check()
+
+
+def test_a_search_within_a_sequence_passes_over_cells_of_others() -> None:
+    cells = filled(64, 40)
+    cells.seq_add([9, 12, 13, 30], 1)
+    assert cells.find(1, 0, 2**31 - 1).tolist() == [9, 12, 13, 30]
+    assert cells.find(1, 10, 30).tolist() == [12, 13]
+    cells.seq_rm([9, 30], 1)
+    assert (cells.pos_min(1), cells.pos_max(1)) == (12, 13)
+    assert cells.find(1, 13, 99).tolist() == [13]
