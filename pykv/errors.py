@@ -42,20 +42,21 @@ class NoSlotError(PykvError, RuntimeError):
     """No free cells for the batch; the memory is byte for byte as before. A smaller batch may fit."""
 
 
-class ContextLengthExceeded(PykvError, ValueError):
-    """More tokens than a sequence's share of the context can ever hold."""
+class ContextLengthExceeded(NoSlotError, ValueError):
+    """More tokens than a sequence's share of the context can ever hold; no smaller batch helps."""
 
 
 class ShiftUnsupported(PykvError, NotImplementedError):
-    """Positions cannot be moved in this memory; `reason` says why."""
+    """Positions cannot be moved.
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"positions cannot be shifted: {reason}")
+    Attributes
+    ----------
+    reason : why, as one word: "multi_dim_positions", "absolute_positions", "shared_cells".
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"positions cannot be moved ({reason}): {detail}")
         self.reason = reason
-
-
-class PendingUpdateError(PykvError, NotImplementedError):
-    """A queued change of stored data (K-shift, stream copy) that this version cannot carry out."""
 
 
 class GGUFError(PykvError, ValueError):
@@ -104,3 +105,7 @@ class ConcurrentUseError(PykvError, RuntimeError):
 
 class DownloadError(PykvError, OSError):
     """A model file that could not be fetched or failed its checksum."""
+
+
+class TraceError(PykvError, ValueError):
+    """A recorded trace that cannot be written, read or run again; the message names the file, the line and the fault."""

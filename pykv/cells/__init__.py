@@ -9,6 +9,7 @@ from pykv.cells.kv_cells import CellSnapshot, KVCells
 from pykv.cells.lookups import encoder_position_buckets, position_buckets, previous_tokens, relative_bucket
 from pykv.cells.mask import MaskRule, NonCausal, fill_mask, visible
 from pykv.cells.ranges import clip_range
+from pykv.cells.row_copy import RowCopy
 from pykv.cells.slot import SlotInfo, find_slot
 from pykv.cells.streams import CellStreams
 from pykv.cells.window import NO_WINDOW, SwaType, Window
@@ -21,6 +22,7 @@ __all__ = [
     "KVCells",
     "MaskRule",
     "NonCausal",
+    "RowCopy",
     "SlotInfo",
     "SwaType",
     "Window",

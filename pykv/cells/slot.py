@@ -18,7 +18,7 @@ from pykv.errors import BatchError
 from pykv.typing import NO_POS, BoolArray, I64Array
 
 if TYPE_CHECKING:
-    from pykv.cells.streams import CellStreams
+    from pykv.cells.stream_table import StreamTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class SlotInfo:
         return self.s1 - self.s0 + 1
 
 
-def find_slot(streams: CellStreams, ubatch: UBatch, cont: bool = False) -> SlotInfo | None:
+def find_slot(streams: StreamTable, ubatch: UBatch, cont: bool = False) -> SlotInfo | None:
     """Find cells for every token of `ubatch`; None if they do not fit. Does not modify `streams`.
 
     With several streams each sequence of the ubatch gets the same number of cells in its own stream. With `cont`
@@ -125,7 +125,7 @@ def _first_run(free: BoolArray, head: int, n: int) -> I64Array | None:
     return np.arange(start, start + n)
 
 
-def _streams_of(streams: CellStreams, ubatch: UBatch) -> tuple[int, ...]:
+def _streams_of(streams: StreamTable, ubatch: UBatch) -> tuple[int, ...]:
     """Return the stream of each sequence, in ubatch order."""
     ids = tuple(map(streams.stream_of, ubatch.seq_id_unq))
     n, rest = divmod(ubatch.n_tokens, len(ids))

@@ -1,47 +1,40 @@
-"""All bookkeeping of one KV cache: its streams of cells, where each search starts, and the sequence verbs.
+"""CellStreams: all bookkeeping of one KV cache, with the sequence verbs.
 
-Holds no tensors: stored rows follow later, from `shifts` and `pending_copies`. Source: spec kv_cache.md
-sections 2 to 6; follows llama.cpp's ``llama_kv_cache``.
-
-    unified            one stream for all sequences; forks share cells
-    not unified        one stream per sequence, ``stream_of(s) == s``
+Holds no tensors: stored rows follow later, from `pending_copies` and `moved_rows`. Source: spec kv_cache.md
+section 6; follows llama.cpp's ``llama_kv_cache``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from pykv.batch.ubatch import UBatch
 from pykv.cells.arguments import integer, sequence_id
-from pykv.cells.cell_table import NO_TOKEN
 from pykv.cells.kv_cells import KVCells
-from pykv.cells.placing import Journal, Part, check_positions, check_writable, place
 from pykv.cells.ranges import clip_range
-from pykv.cells.slot import SlotInfo, find_slot
+from pykv.cells.row_copy import RowCopy
+from pykv.cells.slot import find_cells
+from pykv.cells.stream_table import StreamTable
 from pykv.cells.window import NO_WINDOW, Window
-from pykv.errors import ParamError, ShiftUnsupported
-from pykv.typing import MAX_SEQ, NO_POS, POS_INF, I32Array, I64Array, as_int
+from pykv.errors import NoSlotError, ParamError, ShiftUnsupported
+from pykv.typing import POS_INF, BoolArray, I32Array, I64Array, as_int
 
 
-class CellStreams:
-    """The cells of one KV cache.
+class CellStreams(StreamTable):
+    """The cells of one KV cache and what can be done to sequences.
+
+    Each verb refuses a sequence with SequenceError, another argument with ParamError, before it begins.
 
     Attributes
     ----------
-    cells : bookkeeping of each stream.
-    heads : per stream, the cell where the next search starts; `n_cells` means past the last one.
-    pending_copies : (source, destination) streams whose rows are still to be copied, in order.
-    n_cells : cells of one stream.
-    n_seq_max : sequences with a stream of their own, if not unified.
-    window : the cells it hides from every later token may be reused.
+    pending_copies : rows that are still to be copied, in order.
 
     Parameters
     ----------
-    n_pos_per_embd : positions per token; sequences with more than 1 cannot be shifted.
-    reference_div_sign : see `KVCells`.
+    n_pos_per_embd : positions per token; sequences with more than 1 cannot be moved.
+    reference_moves : move positions as llama.cpp does: shared cells for all their owners, and with its sign of the
+        shift in `seq_div`.
     """
 
     def __init__(
@@ -52,103 +45,17 @@ class CellStreams:
         unified: bool = True,
         window: Window = NO_WINDOW,
         n_pos_per_embd: int = 1,
-        reference_div_sign: bool = False,
+        reference_moves: bool = False,
     ) -> None:
-        if not 1 <= n_seq_max <= MAX_SEQ:
-            raise ParamError(f"n_seq_max = {n_seq_max}: must be 1 to {MAX_SEQ}")
-        n_stream = 1 if unified else n_seq_max
-        self.cells = tuple(KVCells(n_cells, reference_div_sign=reference_div_sign) for _ in range(n_stream))
-        self.heads = [0] * n_stream
-        self.pending_copies: list[tuple[int, int]] = []
-        self.n_cells = n_cells
-        self.n_seq_max = n_seq_max
-        self.window = window
-        self._n_ids = MAX_SEQ if n_stream == 1 else n_stream
+        super().__init__(n_cells, n_seq_max=n_seq_max, unified=unified, window=window, reference_moves=reference_moves)
+        self.pending_copies: list[RowCopy] = []
         self._n_pos_per_embd = n_pos_per_embd
-
-    @property
-    def n_stream(self) -> int:
-        return len(self.cells)
-
-    def stream_of(self, seq_id: int) -> int:
-        """Return the stream that holds a sequence.
-
-        Raises
-        ------
-        SequenceError
-            If there is no such sequence.
-        """
-        if type(seq_id) is not int or not 0 <= seq_id < self._n_ids:  # spares the decode path a call
-            seq_id = sequence_id("seq_id", seq_id, self._n_ids)
-        return 0 if len(self.cells) == 1 else seq_id
-
-    # slots
-
-    def find_slot(self, ubatch: UBatch, cont: bool = False) -> SlotInfo | None:
-        """Find cells for a ubatch; None if they do not fit. Does not modify the cells."""
-        return find_slot(self, ubatch, cont)
-
-    def apply(self, slot: SlotInfo, ubatch: UBatch, ext_always: bool = False, embd_tok: int = NO_TOKEN) -> None:
-        """Store a ubatch's bookkeeping in its slot and move the heads behind it.
-
-        Parameters
-        ----------
-        slot, ubatch
-            What a search found, and for what.
-        ext_always
-            Record column, row and token for embeddings too (models with n-gram embeddings).
-        embd_tok
-            The token that is recorded for embeddings.
-
-        Raises
-        ------
-        ParamError
-            If the slot does not fit; nothing has changed then.
-        """
-        self._apply(slot, ubatch, ext_always, embd_tok)
-
-    def retract(self, slot: SlotInfo) -> None:
-        """Empty the cells of a slot that was applied, because their rows could not be computed."""
-        for stream, idxs in zip(slot.streams, slot.idxs, strict=True):
-            self.cells[stream].rm(idxs)
-            self._freed(stream, np.sort(idxs))
-
-    def prepare(self, ubatches: Sequence[UBatch]) -> list[SlotInfo] | None:
-        """Find slots for ubatches that will be applied one after the other; None if they do not all fit.
-
-        Leaves everything as it was, also the heads and cells that a later ubatch would purge.
-        """
-        # differs from llama.cpp: purged cells and all heads come back, because refusal must leave no trace
-        slots: list[SlotInfo] = []
-        heads, journal = self.heads.copy(), Journal()
-        try:
-            for i, ubatch in enumerate(ubatches):
-                slot = self.find_slot(ubatch)
-                if slot is None:
-                    return None
-                slots.append(slot)
-                if i + 1 < len(ubatches):  # nobody looks behind the last one
-                    self._apply(slot, ubatch, journal=journal)
-            return slots
-        finally:
-            journal.undo()
-            self.heads[:] = heads
-
-    def n_kv(self, slot: SlotInfo, n_pad: int = 1) -> int:
-        """Return how many cells a graph must look at: all used ones of the slot's streams, rounded up."""
-        pad = max(n_pad, 256)
-        used = max(self.cells[s].used_max_p1 for s in slot.streams)
-        return min(self.n_cells, max(pad, -(-used // pad) * pad))
-
-    def full_slot(self) -> SlotInfo:
-        """Return a slot over all streams, for sizing graphs at their largest; its cells mean nothing."""
-        ids = tuple(range(self.n_stream))
-        return SlotInfo(0, ids[-1], ids, np.zeros((len(ids), 1), np.int64))
-
-    # sequences: each verb refuses a sequence with SequenceError, another argument with ParamError, before it begins
+        self._reference_moves = reference_moves
 
     def clear(self) -> None:
-        """Empty every stream. Pending copies stay queued."""
+        """Empty every stream and forget what is pending."""
+        # differs from llama.cpp: queued copies go too, because what they would copy is gone
+        self.pending_copies.clear()
         for cells in self.cells:
             cells.reset()
         self.heads[:] = [0] * self.n_stream
@@ -169,24 +76,24 @@ class CellStreams:
         return True
 
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
-        """Let `dst` own positions ``[p0, p1)`` of `src` too.
+        """Let `dst` hold positions ``[p0, p1)`` of `src` too.
 
-        In one stream the cells are shared. Across streams `dst` becomes a copy of `src`: its own cells are
-        dropped, the bookkeeping is copied at once, and the rows are queued in `pending_copies`.
+        In one stream the cells are shared. Across streams `dst` becomes in that range what `src` is: its own cells
+        there are dropped, the bookkeeping is copied at once, and the rows are queued in `pending_copies`.
 
         Raises
         ------
-        ParamError
-            For a part of a sequence across streams.
+        NoSlotError
+            If the stream of `dst` lacks cells for the copy.
         """
         src, dst = sequence_id("src", src, self._n_ids), sequence_id("dst", dst, self._n_ids)
-        p0, p1 = integer("p0", p0), integer("p1", p1)
+        p0, p1 = clip_range(p0, p1)
         s0, s1 = self.stream_of(src), self.stream_of(dst)
         if s0 != s1:
-            self._copy_stream(src, dst, p0, p1)
+            self._copy_across(src, dst, p0, p1)
         elif src != dst:
             cells = self.cells[s0]
-            idxs = cells.find(src, *clip_range(p0, p1))
+            idxs = cells.find(src, p0, p1)
             cells.seq_add(idxs[~cells.member(dst)[idxs]], dst)
 
     def seq_keep(self, seq_id: int) -> None:
@@ -198,12 +105,12 @@ class CellStreams:
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Move positions ``[p0, p1)`` of a sequence by `delta`; those that fall below 0 are removed.
 
-        Cells shared with other sequences move for them too.
+        Other sequences keep theirs: a shared cell is first copied for the one that moves.
 
         Raises
         ------
         ShiftUnsupported
-            If tokens have several positions.
+            If tokens have several positions, or there are not enough cells to copy shared ones.
         ParamError
             If `delta` is no such integer, or a position would pass the largest one.
         """
@@ -212,33 +119,46 @@ class CellStreams:
         delta = integer("delta", delta, -POS_INF, POS_INF)
         if delta == 0 or p0 == p1:
             return
-        idxs = self.cells[stream].find(seq_id, p0, p1)
-        freed = idxs[self.cells[stream].pos_add(idxs, delta)]
-        self.heads[stream] = int(freed[0]) if freed.size else 0
+        cells = self.cells[stream]
+        idxs = cells.find(seq_id, p0, p1)
+        moved = cells.pos[idxs] + np.int64(delta)
+        if idxs.size and (last := int(moved.max())) >= POS_INF:
+            raise ParamError(f"delta = {delta}: position {last} would pass the limit {POS_INF - 1}")
+        shared = self._shared(cells, idxs)
+        if shared.any():
+            falling = shared & (moved < 0)
+            own = self._split_off(seq_id, stream, idxs[shared & ~falling])
+            cells.seq_rm(idxs[falling], seq_id)
+            idxs = np.concatenate((idxs[~shared], own))
+        freed = idxs[cells.pos_add(idxs, delta)]
+        self.heads[stream] = int(freed.min()) if freed.size else 0
 
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Divide positions ``[p0, p1)`` of a sequence by `d` >= 1, rounding down.
 
+        Other sequences keep theirs, as in `seq_add`.
+
         Raises
         ------
         ShiftUnsupported
-            If tokens have several positions.
+            If tokens have several positions, or there are not enough cells to copy shared ones.
         ParamError
             If `d` is not an integer from 1 to the largest position.
         """
         seq_id, stream = self._shiftable(seq_id)
         p0, p1 = clip_range(p0, p1)
         d = integer("d", d, 1, POS_INF)
-        if d != 1 and p0 != p1:
-            self.cells[stream].pos_div(self.cells[stream].find(seq_id, p0, p1), d)
-
-    def pos_min(self, seq_id: int) -> int:
-        """Return the smallest position of a sequence, -1 if it is empty."""
-        return self.cells[self.stream_of(seq_id)].pos_min(int(seq_id))
-
-    def pos_max(self, seq_id: int) -> int:
-        """Return the largest position of a sequence, -1 if it is empty."""
-        return self.cells[self.stream_of(seq_id)].pos_max(int(seq_id))
+        if d == 1 or p0 == p1:
+            return
+        cells = self.cells[stream]
+        idxs = cells.find(seq_id, p0, p1)
+        shared = self._shared(cells, idxs)
+        if shared.any():
+            pos = cells.pos[idxs]
+            shared &= pos // d != pos  # what stays where it is stays shared
+            own = self._split_off(seq_id, stream, idxs[shared])
+            idxs = np.concatenate((idxs[~shared], own))
+        cells.pos_div(idxs, d)
 
     # pending work
 
@@ -247,68 +167,26 @@ class CellStreams:
         """Whether keys are to be moved before the next graph."""
         return any(cells.has_shift for cells in self.cells)
 
-    def shifts(self) -> I32Array:
-        """Return (n_stream * n_cells,) position delta of each cell, stream after stream."""
-        return np.concatenate([cells.shift for cells in self.cells])
+    def moved_rows(self) -> tuple[I64Array, I32Array]:
+        """Return the rows whose keys have yet to follow their positions, ascending, and by how much.
 
-    def reset_shift(self) -> None:
-        """Forget pending shifts: the keys have been moved."""
-        for cells in self.cells:
-            cells.reset_shift()
+        Row ``stream * n_cells + cell``; (k,) each.
+        """
+        found = [(s, np.flatnonzero(cells.shift)) for s, cells in enumerate(self.cells) if cells.has_shift]
+        if not found:
+            return np.empty(0, np.int64), np.empty(0, np.int32)
+        rows = [idxs + s * self.n_cells for s, idxs in found]
+        return np.concatenate(rows), np.concatenate([self.cells[s].shift[idxs] for s, idxs in found])
 
-    def drop_useless_copies(self) -> None:
-        """Forget queued copies into streams that have been emptied since."""
-        self.pending_copies[:] = [(src, dst) for src, dst in self.pending_copies if self.cells[dst].n_used]
-
-    # inspection
-
-    def check(self) -> None:
-        """Verify every invariant from scratch; raises AssertionError."""
-        for stream, cells in enumerate(self.cells):
-            cells.check()
-            head = self.heads[stream]
-            assert 0 <= head <= self.n_cells, f"stream {stream}: head {head} is outside 0 to {self.n_cells}"
-            strangers = [s for s in cells.sequences() if self.stream_of(s) != stream]
-            assert not strangers, f"stream {stream} holds sequences {strangers} of other streams"
-
-    def dump(self, stream: int = 0) -> str:
-        """Return all cells of a stream: ``2:5{0,1}`` is position 5 of sequences 0 and 1, ``3:.`` is empty."""
-        cells = self.cells[stream]
-        return " ".join(
-            f"{i}:." if p == NO_POS else f"{i}:{p}{{{','.join(map(str, cells.owners(i)))}}}"
-            for i, p in enumerate(cells.pos.tolist())
-        )
+    def reset_shift(self, rows: I64Array | None = None) -> None:
+        """Forget pending shifts, of all rows or of some: their keys have been moved."""
+        for s, cells in enumerate(self.cells):
+            if rows is None:
+                cells.reset_shift()
+            else:
+                cells.reset_shift(rows[rows // self.n_cells == s] % self.n_cells)
 
     # mechanism
-
-    def _apply(
-        self,
-        slot: SlotInfo,
-        ubatch: UBatch,
-        ext_always: bool = False,
-        embd_tok: int = NO_TOKEN,
-        journal: Journal | None = None,
-    ) -> None:
-        n_streams, n = slot.idxs.shape
-        if slot.n_tokens != ubatch.n_tokens or n_streams != len(slot.streams):
-            raise ParamError(f"slot: has cells for {slot.n_tokens} tokens, the ubatch has {ubatch.n_tokens}")
-        check_positions(ubatch)
-        for s in ubatch.seq_id_unq:
-            self.stream_of(s)
-        for stream, idxs in zip(slot.streams, slot.idxs, strict=True):
-            check_writable(self.cells[stream], idxs)
-        with_ext = ext_always or ubatch.is_pos_2d or ubatch.token is not None
-        part = Part(ubatch, slice(0, n), with_ext, embd_tok)
-        for k, stream in enumerate(slot.streams):
-            if k:
-                part = replace(part, tokens=slice(k * n, (k + 1) * n))
-            place(self.cells[stream], slot.idxs[k], part, journal)
-            self.heads[stream] = int(slot.idxs[k, -1]) + 1
-
-    def _freed(self, stream: int, idxs: I64Array) -> None:
-        """Let the next search start at the first of the cells that became empty."""
-        if idxs.size:
-            self.heads[stream] = min(self.heads[stream], int(idxs[0]))
 
     def _located(self, seq_id: int) -> tuple[int, int]:
         """Return a sequence as Python's int, and its stream."""
@@ -318,17 +196,53 @@ class CellStreams:
     def _shiftable(self, seq_id: int) -> tuple[int, int]:
         located = self._located(seq_id)
         if self._n_pos_per_embd > 1:
-            raise ShiftUnsupported(f"each token has {self._n_pos_per_embd} positions")
+            raise ShiftUnsupported("multi_dim_positions", f"each token has {self._n_pos_per_embd} positions")
         return located
 
-    def _copy_stream(self, src: int, dst: int, p0: int, p1: int) -> None:
-        n = self.n_cells
-        if 0 < p0 < n - 1 or 0 < p1 < n - 1:
-            raise ParamError(f"p0 = {p0}, p1 = {p1}: only a whole sequence can be copied across streams")
-        cells = self.cells[src]
-        idxs = cells.find(src, 0, POS_INF)
-        snap = cells.snapshot(idxs)
-        self.cells[dst].reset()
-        self.cells[dst].restore(idxs, replace(snap, owners={dst: np.ones(idxs.size, np.bool_)}))
-        self.heads[dst] = self.heads[src]
-        self.pending_copies.append((src, dst))
+    def _shared(self, cells: KVCells, idxs: I64Array) -> BoolArray:
+        """Return (k,) which cells must be copied before one of their sequences moves."""
+        if self._reference_moves:
+            return np.zeros(idxs.size, np.bool_)
+        # differs from llama.cpp: there a shared cell moves for all, because it has one position
+        return np.asarray(cells.n_owners[idxs] > 1)
+
+    def _split_off(self, seq_id: int, stream: int, idxs: I64Array) -> I64Array:
+        """Give a sequence copies of cells in place of these; returns the cells of the copies."""
+        cells = self.cells[stream]
+        own = find_cells(cells, self.heads[stream], idxs.size, NO_WINDOW, cont=False)
+        if own is None:
+            others = [s for s in cells.sequences() if s != seq_id and cells.member(s)[idxs].any()]
+            raise ShiftUnsupported(
+                "shared_cells",
+                f"sequence {seq_id} shares {idxs.size} cells with sequences {others}, and only "
+                f"{cells.n - cells.n_used} cells are free to copy them to",
+            )
+        self._copy_cells(seq_id, RowCopy(stream, stream, idxs, own))
+        cells.seq_rm(idxs, seq_id)
+        return own
+
+    def _copy_across(self, src: int, dst: int, p0: int, p1: int) -> None:
+        # differs from llama.cpp: a range is what it says; there anything but the whole ends the process, and an end
+        # of 0, or beyond the number of cells, counts as the whole
+        source, target = self.cells[src], self.cells[dst]
+        idxs, old = source.find(src, p0, p1), target.find(dst, p0, p1)
+        room = target.n - target.n_used + old.size
+        if idxs.size > room:
+            raise NoSlotError(f"seq_cp: {idxs.size} cells of sequence {src}, and stream {dst} has room for {room}")
+        self._freed(dst, old[target.seq_rm(old, dst)])
+        if target.n_used == 0:  # a twin, cell by cell
+            target.reset()
+            own, self.heads[dst] = idxs, self.heads[src]
+        else:
+            found = find_cells(target, self.heads[dst], idxs.size, NO_WINDOW, cont=False)
+            assert found is not None, "room was counted"
+            own = found
+        if idxs.size:
+            self._copy_cells(dst, RowCopy(src, dst, idxs, own))
+
+    def _copy_cells(self, seq_id: int, copy: RowCopy) -> None:
+        """Fill cells like others, for one sequence, and queue the copying of their rows."""
+        snap = self.cells[copy.src_stream].snapshot(copy.src)
+        owners = {seq_id: np.ones(copy.src.size, np.bool_)}
+        self.cells[copy.dst_stream].restore(copy.dst, replace(snap, owners=owners))
+        self.pending_copies.append(copy)

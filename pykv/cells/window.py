@@ -49,6 +49,11 @@ class Window:
         if self.type is not SwaType.NONE and self.n_swa < 1:
             raise ParamError(f"n_swa = {self.n_swa}: a {self.type.name} window needs at least 1 token")
 
+    @property
+    def kind(self) -> str:
+        """What a layer with this window is called: "full" without one, else "standard", "chunked" or "symmetric"."""
+        return "full" if self.type is SwaType.NONE else self.type.name.lower()
+
     def masked(self, p0: ArrayLike, p1: ArrayLike) -> BoolArray:
         """Tell which keys at `p0` the window hides from queries at `p1`.
 

@@ -2,7 +2,7 @@
 
 from pykv.ggml import log_bridge as _log_bridge  # noqa: F401  (installs itself)
 from pykv.ggml.arena import Arena
-from pykv.ggml.backend import Backend, CancelFlag
+from pykv.ggml.backend import Backend, CancelFlag, usable_cores
 from pykv.ggml.buffer import Buffer, BufferType
 from pykv.ggml.device import Device, cpu_device, devices, find_device
 from pykv.ggml.graph import Graph
@@ -34,4 +34,5 @@ __all__ = [
     "find_device",
     "from_float",
     "to_float",
+    "usable_cores",
 ]

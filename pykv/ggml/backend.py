@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from pykv._native import ffi, lib
@@ -69,3 +70,10 @@ class Backend(Owner):
     def synchronize(self) -> None:
         """Wait for everything queued on this backend."""
         lib.ggml_backend_synchronize(self.ptr)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return min(len(os.sched_getaffinity(0)), MAX_THREADS)
+    return min(os.cpu_count() or 1, MAX_THREADS)

@@ -12,6 +12,7 @@ from typing import Protocol
 from pykv.batch import UBatch, ValidBatch
 from pykv.cells import CellsView
 from pykv.memory.kv_graph import KVShape
+from pykv.memory.shift_support import ShiftSupport
 
 
 class UpdateStatus(Enum):
@@ -81,8 +82,8 @@ class Memory(Protocol):
         """Largest stored position, -1 if the sequence is empty."""
         ...
 
-    def can_shift(self) -> bool:
-        """Whether positions can be moved."""
+    def can_shift(self) -> ShiftSupport:
+        """Whether positions can be moved, and if not, why."""
         ...
 
     def cells(self, stream: int = 0) -> CellsView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pykv.batch import UBatch
+from pykv.batch import Splitter, UBatch, ValidBatch, whole
 from pykv.cells import SlotInfo, SwaType
 from pykv.errors import ParamError
 from pykv.memory.kv_graph import KVShape
@@ -69,3 +69,16 @@ class KVContext:
         for stream, idxs in zip(slot.streams, slot.idxs, strict=True):
             if int(cache.streams.cells[stream].pos[idxs].max()) != NO_POS:
                 raise ParamError("plan: its cells have been taken since init_batch; plan the batch anew")
+
+
+def split(batch: ValidBatch, n_stream: int, n_ubatch: int) -> list[UBatch]:
+    """Return the ubatches of a batch, as a cache of so many streams takes them."""
+    if n_stream == 1 and batch.n_tokens <= n_ubatch:
+        return [whole(batch, batch.n_tokens, equal_seqs=False)]  # generation: nothing to split
+    splitter, ubatches = Splitter(batch), []
+    while splitter.n_used < batch.n_tokens:
+        ubatch = splitter.simple(n_ubatch) if n_stream == 1 else splitter.equal(n_ubatch, sequential=True)
+        if ubatch is None:
+            break
+        ubatches.append(ubatch)
+    return ubatches

@@ -43,13 +43,13 @@ class KVGraph:
         self._graph, self._arena = graph, graph.arena
         self._rule = MaskRule(causal=causal, window=cache.spec.window, alibi=cache.spec.alibi_max_bias > 0)
         n, s = shape.n_tokens, shape.n_stream
-        self._n_embd_v = cache.n_embd_v_max  # asked once: `fill` is on every token's path, and it looks at all layers
-        n_values = n * self._n_embd_v if cache.v_trans else n
+        self._store = cache.store
+        n_values = n * self._store.n_embd_v_max if self._store.v_trans else n
         self._k_rows = self._input(DType.I64, (n,), "k_rows")
-        self._v_rows = self._input(DType.I64, (n_values,), "v_rows") if cache.v_trans else self._k_rows
+        self._v_rows = self._input(DType.I64, (n_values,), "v_rows") if self._store.v_trans else self._k_rows
         self._mask = self._input(path.mask_dtype, (shape.n_kv, n // s, 1, s), "kq_mask")
-        self._rot_k = self._rotation(cache.rot_k, "rot_k")
-        self._rot_v = self._rotation(cache.rot_v, "rot_v")
+        self._rot_k = self._rotation(self._store.rot_k, "rot_k")
+        self._rot_v = self._rotation(self._store.rot_v, "rot_v")
 
     @property
     def inputs(self) -> tuple[GraphInput, ...]:
@@ -62,7 +62,7 @@ class KVGraph:
         streams, n_cells = self.cache.streams, self.cache.n_cells
         self._k_rows.array[0, 0, 0] = row_indices(slot, n_cells)
         if self._v_rows is not self._k_rows:
-            self._v_rows.array[0, 0, 0] = element_indices(slot, n_cells, self._n_embd_v)
+            self._v_rows.array[0, 0, 0] = element_indices(slot, n_cells, self._store.n_embd_v_max)
         fill_mask(self._mask.array[:, 0], streams, slot, ubatch, self._rule)
         for rotation in (self._rot_k, self._rot_v):
             if rotation is not None:
@@ -72,13 +72,13 @@ class KVGraph:
 
     def store(self, il: int, k: Tensor, v: Tensor) -> None:
         """Add nodes that write `k` [Dk, Hk, n_tokens] and `v` [Dv, Hk, n_tokens] to the ubatch's cells."""
-        arena, (k_all, v_all) = self._arena, self.cache.tensors(il)
+        arena, (k_all, v_all) = self._arena, self._store.tensors(il)
         if self._rot_k is not None:
             k = rotate(arena, k, self._rot_k.tensor)
         if self._rot_v is not None:
             v = rotate(arena, v, self._rot_v.tensor)
         self._scatter(k_all, self._by_row(k), self._k_rows.tensor)
-        if self.cache.v_trans:
+        if self._store.v_trans:
             self._scatter_values(v_all, v)
         else:
             self._scatter(v_all, self._by_row(v), self._v_rows.tensor)
@@ -92,21 +92,21 @@ class KVGraph:
         params = AttentionParams(scale, spec.alibi_max_bias, spec.logit_softcap)
         if self._rot_k is not None:
             q = rotate(self._arena, q, self._rot_k.tensor)
-        kv = KVView(self.get_k(il), self.get_v(il), self.cache.v_trans)
+        kv = KVView(self.get_k(il), self.get_v(il), self._store.v_trans)
         out = attend(self._arena, self.path, q, kv, self._mask.tensor, params)
         return out if self._rot_v is None else rotate(self._arena, out, self._rot_v.tensor)
 
     def get_k(self, il: int) -> Tensor:
         """Return a view of the stored keys, [Dk, Hk, n_kv, S]."""
-        k, layer = self.cache.tensors(il)[0], self.cache.spec.layers[il]
+        k, layer = self._store.tensors(il)[0], self.cache.spec.layers[il]
         head, width = layer.n_embd_head_k, k.ne[0]
         return self._rows_view(k, head, layer.n_head_kv, width)
 
     def get_v(self, il: int) -> Tensor:
         """Return a view of the stored values, [Dv, Hk, n_kv, S], or [n_kv, Hk, Dv, S] where stored transposed."""
-        v, layer = self.cache.tensors(il)[1], self.cache.spec.layers[il]
+        v, layer = self._store.tensors(il)[1], self.cache.spec.layers[il]
         head, width = layer.n_embd_head_v, v.ne[0]
-        if not self.cache.v_trans:
+        if not self._store.v_trans:
             return self._rows_view(v, head, layer.n_head_kv, width)
         size, n_cells, shape = v.dtype.type_size, self.cache.n_cells, self.shape
         ne = (shape.n_kv, layer.n_head_kv, head, shape.n_stream)

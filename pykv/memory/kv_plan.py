@@ -38,6 +38,8 @@ class KVSettings:
     type_k, type_v : element types, named as in ``"q8_0"``.
     v_trans : store V transposed, so that a channel's cells are contiguous; not for quantised V.
     layers : the layers that are cached; None = all that have K and V.
+    reference_moves : `seq_add` and `seq_div` as llama.cpp has them: they move shared cells for all their owners, and
+        `seq_div` turns keys the wrong way.
     reuse : layer → earlier layer whose K and V it reads instead of its own.
     tag : goes into the tensors' names.
 
@@ -52,6 +54,7 @@ class KVSettings:
     type_k: str | DType = "f16"
     type_v: str | DType = "f16"
     v_trans: bool = False
+    reference_moves: bool = False
     layers: frozenset[int] | None = None
     reuse: Mapping[int, int] = field(default_factory=dict)
     tag: str = ""
@@ -59,7 +62,7 @@ class KVSettings:
     def __post_init__(self) -> None:
         for name, most in (("n_cells", POS_INF), ("n_seq_max", MAX_SEQ)):
             self._take_size(name, most)
-        for name in ("unified", "v_trans"):
+        for name in ("unified", "v_trans", "reference_moves"):
             flag = as_bool(getattr(self, name))
             if flag is None:
                 raise ParamError(f"{name}={getattr(self, name)!r} must be True or False")

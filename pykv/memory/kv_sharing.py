@@ -12,11 +12,11 @@ from pykv.memory.hadamard import rotation_sizes
 
 if TYPE_CHECKING:
     from pykv.ggml import Tensor
-    from pykv.memory.kv_cache import KVCache
     from pykv.memory.kv_plan import KVPlan
+    from pykv.memory.kv_store import KVStore
 
 
-def shared_tensors(plan: KVPlan, other: KVCache | None) -> dict[int, tuple[Tensor, Tensor]]:
+def shared_tensors(plan: KVPlan, other: KVStore | None) -> dict[int, tuple[Tensor, Tensor]]:
     """Return the K and V that layers read from the other cache.
 
     Raises
@@ -31,7 +31,7 @@ def shared_tensors(plan: KVPlan, other: KVCache | None) -> dict[int, tuple[Tenso
     return {il: _tensors_for(plan, il, other, source) for il, source in plan.shared.items()}
 
 
-def shared_rotation(plan: KVPlan, other: KVCache | None) -> tuple[int, int]:
+def shared_rotation(plan: KVPlan, other: KVStore | None) -> tuple[int, int]:
     """Return the block sizes by which K and V are rotated, which all layers of a cache have in common.
 
     Raises
@@ -47,18 +47,15 @@ def shared_rotation(plan: KVPlan, other: KVCache | None) -> tuple[int, int]:
     return theirs
 
 
-def _check_cells(plan: KVPlan, other: KVCache) -> None:
+def _check_cells(plan: KVPlan, other: KVStore) -> None:
     # differs from llama.cpp: sizes must agree (there: the other's are taken, with a warning)
-    settings = plan.settings
-    for name, mine, theirs in (
-        ("n_cells", settings.n_cells, other.n_cells),
-        ("n_stream", settings.n_stream, other.n_stream),
-    ):
+    for name in ("n_cells", "n_stream"):
+        mine, theirs = getattr(plan.settings, name), getattr(other.plan.settings, name)
         if mine != theirs:
             raise ParamError(f"{name}={mine} differs from the shared cache's {theirs}")
 
 
-def _tensors_for(plan: KVPlan, il: int, other: KVCache, source: int) -> tuple[Tensor, Tensor]:
+def _tensors_for(plan: KVPlan, il: int, other: KVStore, source: int) -> tuple[Tensor, Tensor]:
     k, v = other.tensors(source)
     for name, mine, theirs in (
         ("type_k", plan.type_k, k.dtype),
@@ -67,6 +64,6 @@ def _tensors_for(plan: KVPlan, il: int, other: KVCache, source: int) -> tuple[Te
     ):
         if mine != theirs:
             raise ParamError(f"share: {name} differs between layer {il} and the other cache's layer {source}")
-    if not plan.spec.layers[il].fits(other.spec.layers[source]):
+    if not plan.spec.layers[il].fits(other.plan.spec.layers[source]):
         raise ParamError(f"share: layer {il} cannot read layer {source}, whose heads are different")
     return k, v

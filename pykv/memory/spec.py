@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pykv.cells import NO_WINDOW, Window
 from pykv.errors import ParamError
 from pykv.ggml import RopeParams, Tensor
-from pykv.typing import as_int, as_number
+from pykv.memory.shift_support import ShiftSupport
+from pykv.typing import as_bool, as_int, as_number
 
 MAX_ROW = 2**31 - 1
 """Elements in the K or V row of one cell, at most: the kernels count them in 32 bits."""
@@ -87,6 +88,7 @@ class MemorySpec:
     layers : one per model layer, in order.
     window : which keys a query still sees.
     n_pos_per_embd : positions per token, 1 for text models, 4 for M-RoPE.
+    absolute_positions : positions went into the tokens' embeddings, so that no key can be moved to another one.
     alibi_max_bias : slope limit of ALiBi, 0 where positions are not a bias.
     logit_softcap : scores pass through c·tanh(x/c); 0 turns it off.
 
@@ -98,6 +100,7 @@ class MemorySpec:
     layers: tuple[LayerSpec, ...]
     window: Window = NO_WINDOW
     n_pos_per_embd: int = 1
+    absolute_positions: bool = False
     alibi_max_bias: float = 0.0
     logit_softcap: float = 0.0
 
@@ -109,11 +112,24 @@ class MemorySpec:
         if n_pos is None or not 1 <= n_pos <= 4:
             raise ParamError(f"n_pos_per_embd={self.n_pos_per_embd!r} must be a whole number in 1..4")
         object.__setattr__(self, "n_pos_per_embd", n_pos)
+        absolute = as_bool(self.absolute_positions)
+        if absolute is None:
+            raise ParamError(f"absolute_positions={self.absolute_positions!r} must be True or False")
+        object.__setattr__(self, "absolute_positions", absolute)
         for name in ("alibi_max_bias", "logit_softcap"):
             value = as_number(getattr(self, name))
             if value is None or not 0 <= value < math.inf:
                 raise ParamError(f"{name}={getattr(self, name)!r} must be a number, not negative")
             object.__setattr__(self, name, value)
+
+    @property
+    def can_shift(self) -> ShiftSupport:
+        """Whether stored positions can be moved."""
+        if self.n_pos_per_embd > 1:
+            return ShiftSupport("multi_dim_positions", f"each token has {self.n_pos_per_embd} positions")
+        if self.absolute_positions:
+            return ShiftSupport("absolute_positions", "positions went into the tokens' embeddings")
+        return ShiftSupport()
 
     @classmethod
     def uniform(cls, n_layer: int, layer: LayerSpec, **settings: object) -> MemorySpec:

@@ -1,7 +1,10 @@
-"""Turn stored V from rows to channels and back: the same values in the same bytes, read best by different paths.
+"""V stored by channel: turned from rows and back, and its cells copied and read.
 
 rows        [n_embd_v, n_cells, n_stream]     a cell's values lie together
 transposed  [n_cells, n_embd_v, n_stream]     a channel's values lie together
+
+The tensors are always called `[n_embd_v, n_cells, n_stream]`; transposed is how their bytes are meant. Only types
+of one element a block can lie so.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pykv.ggml import Tensor
+from pykv.cells import RowCopy
+from pykv.ggml import Tensor, to_float
+from pykv.typing import AnyArray, F32Array, I64Array
 
 _WORDS = {2: np.uint16, 4: np.uint32}
 
@@ -30,3 +35,26 @@ def turn_v(tensors: Sequence[Tensor], n_used: int, transposed: bool) -> None:
         else:
             new[:, :n_used] = old[:, :, :n_used].swapaxes(1, 2)
         tensor.set(new)
+
+
+def copy_cells(tensor: Tensor, copy: RowCopy) -> None:
+    """Copy cells of transposed V onto others."""
+    values = _stream(tensor, copy.src_stream)[:, copy.src]
+    target = _stream(tensor, copy.dst_stream)
+    target[:, copy.dst] = values
+    tensor.set(target, copy.dst_stream * target.nbytes)
+
+
+def read_cells(tensor: Tensor, rows: I64Array) -> F32Array:
+    """Return transposed V of (k,) rows of one stream, (k, n_embd_v)."""
+    n_cells = tensor.ne[1]
+    values = np.ascontiguousarray(_stream(tensor, int(rows[0]) // n_cells)[:, rows % n_cells].T)
+    return to_float(tensor.dtype, values, values.size).reshape(values.shape)
+
+
+def _stream(tensor: Tensor, stream: int) -> AnyArray:
+    """Return a copy of one stream's words, (n_embd_v, n_cells)."""
+    width, n_cells = tensor.ne[:2]
+    words = np.empty((width, n_cells), _WORDS[tensor.dtype.type_size])
+    tensor.get_into(words, stream * words.nbytes)
+    return words

@@ -79,8 +79,8 @@ class Compute:
         Prompts leave it in rows, where they write it fastest; the first token generated after them turns it.
         """
         cache = self._cache
-        wanted = self._attention.wants_transposed(cache.n_used + n_tokens, cache.v_trans)
-        if wanted == cache.v_trans or (wanted and n_tokens >= MANY_TOKENS) or not cache.can_turn_v:
+        wanted = self._attention.wants_transposed(cache.n_used + n_tokens, cache.store.v_trans)
+        if wanted == cache.store.v_trans or (wanted and n_tokens >= MANY_TOKENS) or not cache.store.can_turn_v:
             return
         cache.store_v(transposed=wanted)
         self._built = None
@@ -128,7 +128,7 @@ class Compute:
         self._sched.reset()
         self._arena.reset()
         graph = Graph(self._arena)
-        path = self._attention.path(shape.kv.n_tokens // shape.kv.n_stream, self._cache.v_trans)
+        path = self._attention.path(shape.kv.n_tokens // shape.kv.n_stream, self._cache.store.v_trans)
         builder = GraphBuilder(graph, self._cache, shape, path)
         logits = self._model.build(builder)
         if logits is not None:

@@ -5,12 +5,11 @@ Source: spec params.md sections 1 to 3.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Literal
 
 from pykv.errors import ParamError
-from pykv.ggml import DType
+from pykv.ggml import DType, usable_cores
 from pykv.ggml.backend import MAX_THREADS
 from pykv.log import logger
 from pykv.memory.kv_plan import kv_type
@@ -42,6 +41,7 @@ class ContextParams:
     n_threads : CPU threads; None = all cores this process may use.
     n_outputs_max : most rows of logits in one `decode`; 0 = `n_batch`.
     offload_kqv : keep K and V on the device of their layer, else in host memory.
+    reference_moves : move positions as llama.cpp does, see `KVSettings`.
     rope : changes to the rotary settings.
 
     Raises
@@ -62,12 +62,13 @@ class ContextParams:
     n_threads: int | None = None
     n_outputs_max: int = 0
     offload_kqv: bool = True
+    reference_moves: bool = False
     rope: RopeRequest = field(default_factory=RopeRequest)
 
     def __post_init__(self) -> None:
         for name in ("n_ctx", "n_batch", "n_ubatch", "n_outputs_max", "n_seq_max"):
             self._take_whole(name)
-        for name in ("kv_unified", "swa_full", "offload_kqv"):
+        for name in ("kv_unified", "swa_full", "offload_kqv", "reference_moves"):
             self._take_bool(name)
         if self.n_batch == 0 and self.n_ubatch == 0:
             raise ParamError("n_batch=0 and n_ubatch=0: one of them must be positive")
@@ -120,6 +121,7 @@ class ResolvedParams:
     type_v: DType
     flash_attn: FlashAttn
     offload_kqv: bool
+    reference_moves: bool
     rope: ContextRope
 
 
@@ -170,15 +172,9 @@ def resolve(params: ContextParams, hparams: HParams) -> ResolvedParams:
         type_v=type_v,
         flash_attn=_flash_attn(params.flash_attn, type_v),
         offload_kqv=params.offload_kqv,
+        reference_moves=params.reference_moves,
         rope=derive_rope(hparams, params.rope, n_ctx_seq),
     )
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return min(len(os.sched_getaffinity(0)), MAX_THREADS)
-    return min(os.cpu_count() or 1, MAX_THREADS)
 
 
 def _pad(n: int) -> int:

@@ -1,0 +1,110 @@
+"""RowMover: stored rows copied, turned to other positions, and read back, on the devices where they lie.
+
+Rows are counted through all streams: ``stream * n_cells + cell``. Source: spec kv_cache.md section 7, session.md
+section 2.5; follows llama.cpp's ``build_graph_shift``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pykv.cells import RowCopy
+from pykv.ggml.tensor_rows import copy_rows
+from pykv.memory.kv_store import KVStore
+from pykv.memory.rope_turn import turn, unturn
+from pykv.memory.row_engine import RowEngine
+from pykv.memory.row_graph import RowGraph
+from pykv.memory.v_layout import copy_cells, read_cells
+from pykv.typing import F32Array, I32Array, I64Array
+
+CHUNK_BYTES = 2**20
+"""Rows that are turned at once, as f32: what stays in a core's cache from one operation to the next."""
+
+
+class RowMover:
+    """What is done to the rows of one store outside a model's graph.
+
+    Attributes
+    ----------
+    n_rows_at_once : how many rows to turn in one computation.
+
+    Parameters
+    ----------
+    n_threads : CPU threads.
+    """
+
+    def __init__(self, store: KVStore, n_threads: int) -> None:
+        self._store, self._layers = store, store.plan.spec.layers
+        self._engine = RowEngine(store, n_threads)
+        self._turning: RowGraph | None = None
+        widest = max((layer.n_embd_k for layer in store.plan.layers), default=1)
+        self.n_rows_at_once = max(1, CHUNK_BYTES // (4 * widest))
+
+    def copy(self, copy: RowCopy) -> None:
+        """Copy the K and V of cells onto others, byte for byte, in every layer of the store's own."""
+        n_cells = self._store.plan.settings.n_cells
+        src, dst = copy.src_stream * n_cells + copy.src, copy.dst_stream * n_cells + copy.dst
+        for _, k, v in self._store.own_tensors():
+            copy_rows(k, src, dst)
+            if self._store.v_trans:
+                copy_cells(v, copy)
+            else:
+                copy_rows(v, src, dst)
+
+    def turn(self, rows: I64Array, deltas: I32Array) -> None:
+        """Rotate the keys of (k,) rows by (k,) positions, or by one for all, (1,). Mutates K, and of K only these.
+
+        Raises
+        ------
+        UnsupportedOpError, AllocError, ComputeError : a device cannot.
+        """
+        if not any(self._layers[layer.il].rope for layer in self._store.plan.layers):
+            return
+        if self._turning is None or self._turning.shape != (rows.size, deltas.size):
+            self._turning = self._turn_graph(rows.size, deltas.size)
+        self._engine.run(self._turning, rows, deltas)
+
+    def read_k(self, il: int, rows: I64Array, pos: I32Array | None) -> F32Array:
+        """Return the keys of (k,) rows, (k, n_head_kv, n_embd_head_k); given their positions, as before RoPE."""
+        layer = self._layers[il]
+        if not rows.size:
+            return np.empty((0, layer.n_head_kv, layer.n_embd_head_k), np.float32)
+        row_graph = self._fresh(rows.size, rows.size)
+        keys = row_graph.gather(self._store.tensors(il)[0], self._store.rot_k)
+        if pos is not None and layer.rope is not None:
+            keys = row_graph.rope(keys, layer, unturn(layer.rope))
+        row_graph.graph.expand(keys.as_output())
+        self._engine.run(row_graph, rows, np.zeros(rows.size, np.int32) if pos is None else -pos)
+        return keys.numpy().reshape(rows.size, layer.n_head_kv, layer.n_embd_head_k)
+
+    def read_v(self, il: int, rows: I64Array) -> F32Array:
+        """Return the values of (k,) rows of one stream, (k, n_head_kv, n_embd_head_v)."""
+        layer, stored = self._layers[il], self._store.tensors(il)[1]
+        if not rows.size:
+            return np.empty((0, layer.n_head_kv, layer.n_embd_head_v), np.float32)
+        if self._store.v_trans:
+            values = read_cells(stored, rows)[:, : layer.n_embd_v]
+        else:
+            row_graph = self._fresh(rows.size, 1)
+            out = row_graph.gather(stored, self._store.rot_v).as_output()
+            row_graph.graph.expand(out)
+            self._engine.run(row_graph, rows, np.zeros(1, np.int32))
+            values = out.numpy()
+        return values.reshape(rows.size, layer.n_head_kv, layer.n_embd_head_v)
+
+    def close(self) -> None:
+        """Free the compute memory and the threads."""
+        self._turning = None
+        self._engine.close()
+
+    def _turn_graph(self, n_rows: int, n_pos: int) -> RowGraph:
+        row_graph, rot = self._fresh(n_rows, n_pos), self._store.rot_k
+        for il, k, _ in self._store.own_tensors():
+            layer = self._layers[il]
+            if layer.rope is not None:
+                row_graph.scatter(k, rot, row_graph.rope(row_graph.gather(k, rot), layer, turn(layer.rope)))
+        return row_graph
+
+    def _fresh(self, n_rows: int, n_pos: int) -> RowGraph:
+        self._turning = None
+        return self._engine.fresh(n_rows, n_pos)
