@@ -151,7 +151,9 @@ class Worker:
         result = getattr(lc, f"llama_memory_{verb}")(mem, *args)
         return result if isinstance(result, (bool, int)) else None
 
-    def run(self, ctx_id: int, n_seqs: int, steps: list[dict[str, Any]]) -> list[tuple[Any, list[int], np.ndarray | None]]:
+    def run(
+        self, ctx_id: int, n_seqs: int, steps: list[dict[str, Any]]
+    ) -> list[tuple[Any, list[int], np.ndarray | None]]:
         """Carry out a program in one request.
 
         Returns per step: what it returned, pos_min and pos_max of each sequence in turn, and a decode's rows.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -73,7 +73,9 @@ class Side:
             result = 1
         except Exception as error:
             result = f"{type(error).__name__}: {error}"
-        return Gave(result, [p for s in range(self.setting.n_seqs) for p in (memory.pos_min(s), memory.pos_max(s))], rows)
+        return Gave(
+            result, [p for s in range(self.setting.n_seqs) for p in (memory.pos_min(s), memory.pos_max(s))], rows
+        )
 
 
 CLEAR: Call = {"do": "clear", "args": [True]}
@@ -106,7 +108,9 @@ def _kinds_after(call: Call, result: Any) -> list[str]:
     return [outcome] if call["do"] == "decode" and outcome else []
 
 
-def first_difference(setting: Setting, calls: Sequence[Call], ours: Sequence[Gave], theirs: Sequence[Any]) -> str | None:
+def first_difference(
+    setting: Setting, calls: Sequence[Call], ours: Sequence[Gave], theirs: Sequence[Any]
+) -> str | None:
     """Return what differs first between two runs of the same calls, or None."""
     for i, (call, mine, other) in enumerate(zip(calls, ours, map(Gave._make, theirs), strict=True)):
         at = f"call {i}, {_shown(call)}"
@@ -191,11 +195,11 @@ class Fuzzer:
             for one in settings
         ]
 
-    def run(self, seed: int, n_programs: int) -> Failure | None:
+    def run(self, seed: int, numbers: Iterable[int]) -> Failure | None:
         """Run programs, the settings in turn; returns the first after which the two sides differ."""
         last: Run | None = None
-        for i in range(n_programs):
-            run = self._run_ours(seed, i)
+        for number in numbers:
+            run = self._run_ours(seed, number)
             if last is not None and (failure := self._compared(last)):
                 return failure
             run.side.post(run.calls)
@@ -242,6 +246,15 @@ class Fuzzer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def fuzz(
+    settings: Sequence[Setting], paths: Mapping[str, Path], seed: int, numbers: range
+) -> tuple[Counter[str], Failure | None]:
+    """Run some programs in contexts and a llama.cpp of their own: a job for one of several processes."""
+    with Oracle.from_environment() as oracle, Fuzzer(oracle, settings, paths) as fuzzer:
+        failure = fuzzer.run(seed, numbers)
+        return fuzzer.tally, failure
 
 
 def shrink(program: Sequence[Step], differs: Callable[[Sequence[Step]], bool]) -> list[Step]:

@@ -191,7 +191,9 @@ def _keep(step: Step, state: State) -> list[Call]:
 def _add(step: Step, state: State) -> list[Call]:
     lo, hi = span = state.span(step.seqs[0])
     a, size = step.draws[3], step.draws[4]
-    delta = (1 + size % 8, -1 - size % 8, -lo, -lo - 1 - size % 6, 40 + size % 900, 0)[(0, 1, 0, 1, 1, 2, 3, 4, 5)[a % 9]]
+    delta = (1 + size % 8, -1 - size % 8, -lo, -lo - 1 - size % 6, 40 + size % 900, 0)[
+        (0, 1, 0, 1, 1, 2, 3, 4, 5)[a % 9]
+    ]
     if hi + delta > FAR:
         delta = -(hi // 2)
     return [_verb("seq_add", step.seqs[0], *_range(span, step.draws), delta)]
@@ -206,7 +208,11 @@ def _slide(step: Step, state: State) -> list[Call]:
 
 
 def _div(step: Step, state: State) -> list[Call]:
-    return [_verb("seq_div", step.seqs[0], *_range(state.span(step.seqs[0]), step.draws), (2, 3, 4, 7, 1)[step.draws[3] % 5])]
+    return [
+        _verb(
+            "seq_div", step.seqs[0], *_range(state.span(step.seqs[0]), step.draws), (2, 3, 4, 7, 1)[step.draws[3] % 5]
+        )
+    ]
 
 
 def _clear(step: Step, state: State) -> list[Call]:

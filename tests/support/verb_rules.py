@@ -14,6 +14,8 @@ import pykv
 N_CELLS = 256
 """Cells of a stream: the least there is, so that programs can fill them."""
 
+TOLERANCES = {"f32": 1e-6, "f16": 1e-5, "q8_0": 1e-3}
+
 MOVES = ("seq_add", "seq_div")
 
 
@@ -23,7 +25,6 @@ class Setting:
 
     Attributes
     ----------
-    tolerance : most NMSE of the rows of one decode.
     reference_moves : pykv moves shared cells, and turns keys in seq_div, as llama.cpp does.
     """
 
@@ -33,9 +34,13 @@ class Setting:
     type_k: str
     type_v: str
     flash: bool
-    tolerance: float
     reference_moves: bool = True
     n_ubatch: int = 64
+
+    @property
+    def tolerance(self) -> float:
+        """Most NMSE of a row: it follows the coarser of K and V, since the weights are f32."""
+        return max(TOLERANCES[self.type_k], TOLERANCES[self.type_v])
 
     @property
     def room(self) -> Room:
@@ -81,7 +86,11 @@ class Situation:
     @property
     def is_shared_move(self) -> bool:
         """Whether a move meets a cell of several sequences, and would change it."""
-        return self.is_move and self.call["args"][3] != (0 if self.call["do"] == "seq_add" else 1) and bool((self.cells()[1] > 1).any())
+        return (
+            self.is_move
+            and self.call["args"][3] != (0 if self.call["do"] == "seq_add" else 1)
+            and bool((self.cells()[1] > 1).any())
+        )
 
 
 def part_across_streams(at: Situation) -> bool:
@@ -93,7 +102,7 @@ def part_across_streams(at: Situation) -> bool:
 
 
 def coupled_in_streams(at: Situation) -> bool:
-    """pykv says that the batch can never be taken, llama.cpp that there is no room for it."""
+    """To llama.cpp there is no room for the batch; pykv says that no smaller one could be taken either."""
     return not at.setting.unified and at.call["do"] == "decode" and any(len(ids) > 1 for ids in at.call["seq"])
 
 

@@ -1,0 +1,85 @@
+"""Thousands of random programs of verbs and decodes, on pykv and on real llama.cpp.
+
+`PYKV_FUZZ_PROGRAMS` and `PYKV_FUZZ_SEED` run others; `PYKV_FUZZ_FAILURES` names the folder for the trace of a
+program that failed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from support.tiny_gguf import SHIFT_MODELS, TinyModel
+from support.verb_fuzz import fuzz
+from support.verb_rules import Setting
+
+pytestmark = pytest.mark.oracle
+
+N_PROGRAMS = int(os.environ.get("PYKV_FUZZ_PROGRAMS", "2000"))
+SEED = int(os.environ.get("PYKV_FUZZ_SEED", "1"))
+N_JOB = 250
+"""Programs that one process runs in one go; two processes share the work."""
+
+SETTINGS = [
+    Setting("norm", 3, True, "f32", "f32", False),
+    Setting("norm", 4, False, "f32", "f32", False),
+    Setting("norm", 3, True, "f16", "f16", True),
+    Setting("norm-base", 2, False, "f16", "f16", False),
+    Setting("norm-linear", 4, True, "f32", "f32", False),
+    Setting("norm-linear", 3, False, "f16", "f16", True),
+    Setting("norm-factors", 4, True, "f16", "f32", False),
+    Setting("norm-factors", 2, False, "f32", "f32", False),
+    Setting("norm-yarn", 3, True, "f32", "f32", False),
+    Setting("neox", 1, True, "f32", "f32", False),
+    Setting("neox", 3, False, "f32", "f16", False),
+    Setting("neox", 4, True, "f16", "f16", True),
+    Setting("neox-linear", 3, False, "f16", "f16", False),
+    Setting("wide", 3, True, "q8_0", "f16", True),
+    Setting("wide", 3, False, "q8_0", "f32", False),
+    Setting("wide-factors", 4, True, "q8_0", "f16", False),
+    Setting("wide-factors", 2, False, "f32", "f32", False),
+    Setting("wide-neox", 2, True, "q8_0", "f16", True),
+    Setting("wide-neox", 4, False, "q8_0", "f16", True, n_ubatch=4),
+    Setting("wide-neox", 3, True, "f16", "f16", False, n_ubatch=4),
+    Setting("norm", 3, True, "f32", "f32", False, reference_moves=False),
+    Setting("neox", 4, False, "f16", "f16", True, reference_moves=False),
+    Setting("wide", 4, True, "q8_0", "f16", True, reference_moves=False),
+]
+
+ALWAYS_MET = [
+    "decode",
+    "decode of several sequences",
+    "refused decode",
+    "decode without room",
+    "shift before decode",
+    "copy before decode",
+    "shared move",
+    "copy across streams",
+    "clear",
+    *("seq_rm", "seq_cp", "seq_keep", "seq_add", "seq_div"),
+]
+
+
+@pytest.mark.timeout(120 + N_PROGRAMS)
+def test_random_programs_of_verbs_give_llama_cpps_positions_and_rows(
+    write_tiny: Callable[[TinyModel], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = {setting.model: write_tiny(SHIFT_MODELS[setting.model]) for setting in SETTINGS}
+    jobs = [range(i, min(i + N_JOB, N_PROGRAMS)) for i in range(0, N_PROGRAMS, N_JOB)]
+    tally: Counter[str] = Counter()
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        for counted, failure in pool.map(partial(fuzz, SETTINGS, paths, SEED), jobs):
+            tally += counted
+            if failure:
+                pool.shutdown(cancel_futures=True)
+                trace = failure.write(Path(os.environ.get("PYKV_FUZZ_FAILURES", tmp_path)))
+                pytest.fail(f"seed {SEED}, {failure}\nits trace: {trace}", pytrace=False)
+    with capsys.disabled():
+        print(f"\nseed {SEED}: " + ", ".join(f"{n} {kind}" for kind, n in tally.most_common()))
+    assert not [kind for kind in ALWAYS_MET if not tally[kind] and N_PROGRAMS >= N_JOB]
