@@ -270,16 +270,19 @@ class KVCache:
         ----------
         derotate : as they were before RoPE, the same at every position.
         """
-        rows = self._rows_of(il, seq_id)
-        pos = self.streams.cells[self.streams.stream_of(seq_id)].pos[rows % self.n_cells]
-        return self._mover.read_k(il, rows, pos if derotate else None)
+        with self.guard:
+            rows = self._rows_of(il, seq_id)
+            pos = self.streams.cells[self.streams.stream_of(seq_id)].pos[rows % self.n_cells]
+            return self._mover.read_k(il, rows, pos if derotate else None)
 
     def v(self, il: int, seq_id: int) -> F32Array:
         """Return the values of a sequence, (n_tokens, n_head_kv, n_embd_head_v) in the order of positions."""
-        return self._mover.read_v(il, self._rows_of(il, seq_id))
+        with self.guard:
+            return self._mover.read_v(il, self._rows_of(il, seq_id))
 
     def visible(self, seq_id: int, pos: int) -> dict[str, I32Array]:
         """Return the positions that a query at `pos` attends to, ascending, by kind of layer: "full" or a window's."""
+        self.require_open()
         self._check_ids(seq_id)
         cells = self.streams.cells[self.streams.stream_of(seq_id)]
         rule = MaskRule(window=self.spec.window)

@@ -67,6 +67,8 @@ class RowFollower:
 
 def in_groups(rows: I64Array, deltas: I32Array, n_at_once: int) -> Iterator[tuple[I64Array, I32Array]]:
     """Yield (k,) rows, at most `n_at_once`, with (k,) deltas, or with (1,) that is the same for all of them."""
+    if not rows.size:  # what moved is gone again
+        return
     order = np.argsort(deltas, kind="stable")
     rows, deltas = rows[order], deltas[order]
     starts = np.flatnonzero(np.diff(deltas, prepend=deltas[:1] - 1)).tolist()
