@@ -2,57 +2,77 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
 
+from pykv.cells.arguments import integer, sequence_id
 from pykv.cells.kv_cells import KVCells
-from pykv.typing import AnyArray, BoolArray, I32Array
-
-A = TypeVar("A", bound=AnyArray)
+from pykv.typing import MAX_SEQ, AnyArray, BoolArray, I32Array
 
 
 class CellsView:
-    """What a stream holds at the moment of asking; every array is a copy.
+    """A stream as it is now: nothing is copied, so the arrays are read-only and follow every later change.
 
-    Attributes
-    ----------
-    n : number of cells.
-    pos : (n,) position of each cell, -1 = empty.
-    shift : (n,) position delta that the stored keys have yet to follow.
-    token : (n,) token of each cell, -1 where none is known.
-    owners : (n_seq, n) whether a cell belongs to a sequence; n_seq is the largest id in use plus one.
+    Take a copy (``view.pos.copy()``) of what shall stay as it is.
     """
 
     def __init__(self, cells: KVCells) -> None:
-        self.n = cells.n
-        self.pos: I32Array = _copy(cells.pos)
-        self.shift: I32Array = _copy(cells.shift)
-        self.token: I32Array = _copy(cells.ext_tok)
-        sequences = cells.sequences()
-        owners = np.zeros((max(sequences, default=-1) + 1, cells.n), np.bool_)
-        for s in sequences:
-            owners[s] = cells.member(s)
-        owners.flags.writeable = False
-        self.owners: BoolArray = owners
+        self._cells = cells
+
+    @property
+    def n(self) -> int:
+        """Number of cells."""
+        return self._cells.n
 
     @property
     def n_used(self) -> int:
         """Cells that hold something."""
-        return int(np.count_nonzero(self.pos >= 0))
+        return self._cells.n_used
+
+    @property
+    def pos(self) -> I32Array:
+        """(n,) position of each cell, -1 = empty."""
+        return self._cells.pos
+
+    @property
+    def shift(self) -> I32Array:
+        """(n,) position delta that the stored keys have yet to follow."""
+        return self._cells.shift
+
+    @property
+    def token(self) -> I32Array:
+        """(n,) token of each cell, -1 where none is known."""
+        return self._cells.ext_tok
+
+    @property
+    def n_owners(self) -> AnyArray:
+        """(n,) how many sequences each cell belongs to."""
+        return self._cells.n_owners
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """The sequences that have cells, ascending."""
+        return self._cells.sequences()
+
+    def member(self, seq_id: int) -> BoolArray:
+        """Return (n,) whether each cell belongs to a sequence."""
+        return self._cells.member(sequence_id("seq_id", seq_id, MAX_SEQ))
+
+    @property
+    def owners(self) -> BoolArray:
+        """(n_seq, n) whether a cell belongs to a sequence, n_seq the largest id in use plus one. A copy, read-only."""
+        sequences = self.sequences
+        owners = np.zeros((max(sequences, default=-1) + 1, self.n), np.bool_)
+        for s in sequences:
+            owners[s] = self._cells.member(s)
+        owners.flags.writeable = False
+        return owners
 
     def owners_of(self, cell: int) -> tuple[int, ...]:
         """Return the sequences of one cell, ascending."""
-        return tuple(np.flatnonzero(self.owners[:, cell]).tolist())
+        return self._cells.owners(integer("cell", cell, 0, self.n - 1))
 
     def __len__(self) -> int:
         return self.n
 
     def __repr__(self) -> str:
-        return f"CellsView({self.n_used} of {self.n} cells used by {int(self.owners.any(axis=1).sum())} sequences)"
-
-
-def _copy(array: A) -> A:
-    copy = array.copy()
-    copy.flags.writeable = False
-    return copy
+        return f"CellsView({self.n_used} of {self.n} cells used by {len(self.sequences)} sequences)"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pykv.cells import CellsView, KVCells
+from pykv.errors import ParamError
 
 
 def shown() -> tuple[KVCells, CellsView]:
@@ -36,13 +37,19 @@ def test_an_empty_stream_has_no_sequences() -> None:
     assert view.n_used == 0
 
 
-def test_nothing_can_be_changed_through_it_and_it_stays_as_it_was() -> None:
+def test_nothing_can_be_changed_through_it_and_it_follows_what_changes() -> None:
     cells, view = shown()
-    for array in (view.pos, view.shift, view.token, view.owners):
+    for array in (view.pos, view.shift, view.token, view.n_owners, view.member(0), view.owners):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
-    view.pos.flags.writeable = True
-    view.pos[0] = 7
-    assert cells.pos[0] == -1
+    pos, mine = view.pos, view.member(0)
     cells.rm(np.array([1]))
-    assert view.pos[1] == 0
+    assert (pos[1], mine.tolist(), view.n_used) == (-1, [False, False, True, False, False, False], 2)
+    assert view.sequences == (0, 2)
+
+
+@pytest.mark.parametrize("cell", [-1, 6, 1.0])
+def test_owners_of_a_cell_that_is_none(cell: float) -> None:
+    _, view = shown()
+    with pytest.raises(ParamError, match="cell = "):
+        view.owners_of(cell)

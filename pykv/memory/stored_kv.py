@@ -1,0 +1,244 @@
+"""StoredKV: what a KV cache holds. Its cells and its tensors, kept in step, and open to be looked at.
+
+bookkeeping   `CellStreams`: changes at once
+tensors       `KVStore`: follow at `update`, which comes before every read and write of data
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from pykv.cells import CellStreams, CellsView, MaskRule, visible
+from pykv.cells.arguments import integer, sequence_id
+from pykv.errors import ParamError, UseAfterCloseError
+from pykv.ggml import BufferType, Tensor, usable_cores
+from pykv.ggml.owner import Owner
+from pykv.memory.base import UpdateStatus
+from pykv.memory.guard import Guard
+from pykv.memory.kv_plan import KVPlan, KVSettings
+from pykv.memory.kv_store import KVStore
+from pykv.memory.row_follower import RowFollower
+from pykv.memory.row_mover import RowMover
+from pykv.memory.spec import MemorySpec
+from pykv.memory.verb import Listener
+from pykv.typing import POS_INF, F32Array, I32Array, I64Array
+
+
+class StoredKV:
+    """K and V of past tokens, for several sequences; `KVCache` adds what changes them.
+
+    Attributes
+    ----------
+    streams : the bookkeeping.
+    store : the tensors.
+    listeners : told of every verb.
+
+    Parameters
+    ----------
+    spec : the layers.
+    settings : sizes, types and layout; or give its fields as keywords.
+    place : layer → the buffer type it goes to; None = host memory.
+    other, share : a cache whose cells this one sees, and layer → the layer of it whose tensors are read.
+        All verbs but `clear` then leave the cells alone: they belong to `other`.
+    n_threads : CPU threads that copy and turn rows; None = all cores this process may use.
+
+    Raises
+    ------
+    ParamError : settings that the layers cannot honour.
+    AllocError : more bytes than the device has; nothing stays allocated.
+    """
+
+    def __init__(
+        self,
+        spec: MemorySpec,
+        settings: KVSettings | None = None,
+        *,
+        place: Callable[[int], BufferType] | None = None,
+        other: StoredKV | None = None,
+        share: Mapping[int, int] | None = None,
+        n_threads: int | None = None,
+        **keywords: Any,
+    ) -> None:
+        if settings is None:
+            settings = KVSettings.of(**keywords)
+        elif keywords:
+            raise ParamError(f"{', '.join(keywords)}: given beside settings; put them into one of the two")
+        plan = KVPlan(spec, settings, place, share or {})
+        self.spec, self.settings, self.other = spec, settings, other
+        self.store: KVStore = KVStore(plan, other.store if other is not None else None)
+        self.streams: CellStreams = other.streams if other is not None else _streams(spec, settings)
+        self.guard: Guard = other.guard if other is not None else Guard()
+        self.listeners: list[Listener] = []
+        self._mover = RowMover(self.store, usable_cores() if n_threads is None else n_threads)
+        self._follower: RowFollower = other._follower if other is not None else RowFollower(self.streams)
+        self._follower.join(self._mover)
+        self._closed = False
+
+    @property
+    def n_cells(self) -> int:
+        """Cells per stream."""
+        return self.settings.n_cells
+
+    @property
+    def n_stream(self) -> int:
+        return self.settings.n_stream
+
+    @property
+    def n_used(self) -> int:
+        """Cells up to the last one in use, over all streams."""
+        return max(cells.used_max_p1 for cells in self.streams.cells)
+
+    # data
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the K and V buffers of this cache."""
+        self.require_open()
+        return self.store.nbytes
+
+    @property
+    def owners(self) -> tuple[Owner, ...]:
+        """What a graph that reads this cache stands on."""
+        return self.store.owners
+
+    def tensors(self, il: int) -> tuple[Tensor, Tensor]:
+        """Return the K and V tensors that a layer reads, with all queued changes made.
+
+        Raises
+        ------
+        ParamError : the layer has none here.
+        """
+        self.update()
+        return self.store.tensors(il)
+
+    def store_v(self, transposed: bool) -> None:
+        """Lay out the stored V of all layers the other way; the same values in the same bytes. Mutates the data.
+
+        Raises
+        ------
+        ParamError : V is quantised, layers differ in width, or another cache shares cells or layers with this one.
+        """
+        if transposed == self.store.v_trans:
+            return
+        self.update()
+        with self.guard:
+            self.store.turn_v(self.n_used, transposed)
+
+    def update(self) -> UpdateStatus:
+        """Let stored rows follow the verbs: carry out queued copies, then turn the keys of what has moved.
+
+        Raises
+        ------
+        UnsupportedOpError, AllocError, ComputeError : a device cannot; what is left stays queued.
+        """
+        self.require_open()
+        if not self._follower.has_work:
+            return UpdateStatus.NO_UPDATE
+        with self.guard:
+            self._follower.run()
+        return UpdateStatus.SUCCESS
+
+    def pos_min(self, seq_id: int) -> int:
+        """Return the smallest position of a sequence, -1 if it is empty."""
+        self.require_open()
+        return self.streams.pos_min(seq_id)
+
+    def pos_max(self, seq_id: int) -> int:
+        """Return the largest position of a sequence, -1 if it is empty."""
+        self.require_open()
+        return self.streams.pos_max(seq_id)
+
+    # inspection
+
+    def cells(self, stream: int = 0) -> CellsView:
+        """Return the cells of one stream as they are from now on: `pos`, `shift`, `token`, `owners`, read-only."""
+        self.require_open()
+        return CellsView(self.streams.cells[integer("stream", stream, 0, self.n_stream - 1)])
+
+    def k(self, il: int, seq_id: int, derotate: bool = False) -> F32Array:
+        """Return the keys of a sequence, (n_tokens, n_head_kv, n_embd_head_k) in the order of positions.
+
+        Parameters
+        ----------
+        derotate : as they were before RoPE, the same at every position.
+        """
+        with self.guard:
+            rows = self._rows_of(il, seq_id)
+            pos = self.streams.cells[self.streams.stream_of(seq_id)].pos[rows % self.n_cells]
+            return self._mover.read_k(il, rows, pos if derotate else None)
+
+    def v(self, il: int, seq_id: int) -> F32Array:
+        """Return the values of a sequence, (n_tokens, n_head_kv, n_embd_head_v) in the order of positions."""
+        with self.guard:
+            return self._mover.read_v(il, self._rows_of(il, seq_id))
+
+    def visible(self, seq_id: int, pos: int) -> dict[str, I32Array]:
+        """Return the positions that a query at `pos` attends to, ascending, by kind of layer: "full" or a window's."""
+        self.require_open()
+        self._check_ids(seq_id)
+        cells = self.streams.cells[self.streams.stream_of(seq_id)]
+        rule = MaskRule(window=self.spec.window)
+        return {self.spec.window.kind: visible(cells, int(seq_id), integer("pos", pos, 0, POS_INF - 1), rule)}
+
+    def check(self) -> None:
+        """Verify every invariant; raises AssertionError naming what is wrong."""
+        self.streams.check()
+        self.store.check()
+
+    def dump(self, stream: int = 0) -> str:
+        """Return the cells up to the last used one: ``2:5{0,1}`` is position 5 of sequences 0 and 1, ``3:.`` empty."""
+        self.require_open()
+        return self.streams.dump(integer("stream", stream, 0, self.n_stream - 1))
+
+    def close(self) -> None:
+        """Free the buffers. Graphs that still stand on them keep them until they go."""
+        with self.guard:
+            self._closed = True
+            self._follower.leave(self._mover)
+            self._mover.close()
+            self.store.close()
+
+    def __enter__(self) -> Self:
+        self.require_open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def require_open(self) -> None:
+        """Raise `UseAfterCloseError` if this cache or the one whose cells it sees is closed."""
+        if self._closed:
+            raise UseAfterCloseError("the KV cache is closed")
+        if self.other is not None:
+            self.other.require_open()
+
+    # mechanism
+
+    def _rows_of(self, il: int, seq_id: int) -> I64Array:
+        """Return the rows of a sequence in the order of positions, with all queued changes made."""
+        self._check_ids(seq_id)
+        self.tensors(il)
+        stream = self.streams.stream_of(seq_id)
+        cells = self.streams.cells[stream]
+        idxs = cells.find(int(seq_id), 0, POS_INF)
+        return idxs[np.argsort(cells.pos[idxs], kind="stable")] + stream * self.n_cells
+
+    def _check_ids(self, *seq_ids: int) -> None:
+        for seq_id in seq_ids:
+            # differs from llama.cpp: one stream for all takes no ids up to 255 either, because no batch could ever
+            # continue them, and the cells that they own would be lost
+            sequence_id("seq_id", seq_id, self.settings.n_seq_max)
+
+
+def _streams(spec: MemorySpec, settings: KVSettings) -> CellStreams:
+    return CellStreams(
+        settings.n_cells,
+        n_seq_max=settings.n_seq_max,
+        unified=settings.unified,
+        window=spec.window,
+        n_pos_per_embd=spec.n_pos_per_embd,
+        reference_moves=settings.reference_moves,
+    )
