@@ -70,6 +70,22 @@ FORK: Steps = (
 """Two histories over one beginning, in shared cells."""
 
 
+MOVES: Steps = (
+    ("decode", TOKENS[:40], None, 0),
+    ("seq_cp", 0, 1, -1, -1),  # shared cells, or rows of another stream
+    ("seq_rm", 0, 4, 14),
+    ("seq_add", 0, 14, -1, -10),
+    ("decode", TOKENS[40:44], None, 0),
+    ("decode", TOKENS[44:48], None, 1),  # the other one's keys have stayed
+    ("seq_cp", 0, 1, 2, 9),  # a part, which replaces that part across streams
+    ("seq_rm", 1, 20, -1),
+    ("seq_div", 0, 10, -1, 2),
+    ("decode", TOKENS[48:52], None, 0),
+    ("decode", TOKENS[52:55], None, 1),
+)
+"""Keys are turned and rows copied where they lie."""
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with rpc_server() as one:
@@ -230,6 +246,18 @@ def test_histories_that_share_a_beginning(client: Client, path: str, flash_attn:
     answer = client.ask("logits", path=path, devices=BOTH, steps=FORK, context=context)
     assert differences(answer["rows"], exact(TINY, FORK)) <= ROUNDED
     assert differences(answer["rows"], logits(path, ["CPU"], FORK, context)["rows"]) <= SAME
+
+
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "streams"])
+@pytest.mark.parametrize("flash_attn", [True, False])
+@pytest.mark.parametrize("type_k", ["f32", "f16", "bf16", "q8_0"])
+def test_keys_are_turned_and_rows_copied_on_the_device(
+    client: Client, path: str, type_k: str, flash_attn: bool, unified: bool
+) -> None:
+    context = {"n_ctx": 512, "n_seq_max": 2, "kv_unified": unified, "type_k": type_k, "flash_attn": flash_attn}
+    answer = client.ask("logits", path=path, devices=BOTH, steps=MOVES, context=context)
+    assert not any(answer["is_host"])
+    assert differences(answer["rows"], logits(path, ["CPU"], MOVES, context)["rows"]) <= SAME
 
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"])
