@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pykv import __version__
-from pykv.cli import demo, devices, inspect, pull, run
+from pykv.cli import demo, devices, inspect, pull, replay, run
 from pykv.cli.failure import FriendlyGroup
 
 app = typer.Typer(
@@ -42,5 +42,6 @@ for _name, _module in (
     ("inspect", inspect),
     ("run", run),
     ("demo", demo),
+    ("replay", replay),
 ):
     app.command(_name, epilog=f"Example: {_module.EXAMPLE}")(_module.command)

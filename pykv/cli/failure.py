@@ -15,6 +15,9 @@ from pykv.cli.console import notes
 
 DEBUG_VARIABLE = "PYKV_DEBUG"
 
+_ANSWERS_BY_CODE = ("replay",)
+"""Commands whose exit code 1 is an answer, so that no failure may end with it."""
+
 _HINTS: tuple[tuple[type[Exception], str], ...] = (
     (
         errors.UnknownArchitectureError,
@@ -32,6 +35,7 @@ _HINTS: tuple[tuple[type[Exception], str], ...] = (
         "take a smaller --ctx, or --type-k q8_0 --type-v q8_0; pykv inspect shows what each needs",
     ),
     (errors.ChatTemplateError, "send the text as it is: --raw"),
+    (errors.TraceError, "ctx.trace(path) records a trace; pykv replay --help says what can be done with it"),
     (errors.UnsupportedOpError, "another device may have it: pykv devices lists those at hand"),
 )
 
@@ -63,7 +67,8 @@ class FriendlyGroup(TyperGroup):
         except errors.PykvError as error:
             _maybe_traceback()
             tell(str(error), hint_for(error))
-            raise typer.Exit(2 if isinstance(error, errors.ParamError) else 1) from None
+            is_usage = isinstance(error, errors.ParamError) or ctx.invoked_subcommand in _ANSWERS_BY_CODE
+            raise typer.Exit(2 if is_usage else 1) from None
         except KeyboardInterrupt:
             tell("stopped")
             raise typer.Exit(130) from None

@@ -5,6 +5,7 @@ validate → update → find slots for the whole batch → per ubatch: apply, co
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
@@ -14,7 +15,7 @@ import numpy as np
 from pykv.batch import Batch, BatchBuilder, BatchLimits, ValidBatch, validate
 from pykv.errors import ComputeCancelled, ConcurrentUseError, NoSlotError, ParamError, UseAfterCloseError
 from pykv.ggml import Backend, BufferType, CancelFlag, HeldInterrupt, cpu_device
-from pykv.memory import AttentionPath, AttentionPlan, KVCache, KVPlan, KVSettings, UpdateStatus
+from pykv.memory import AttentionPath, AttentionPlan, KVCache, KVPlan, KVSettings
 from pykv.memory.attention_probe import ProbeShape, faster_plan
 from pykv.memory.kv_context import KVContext
 from pykv.runtime.compute import Compute
@@ -24,6 +25,7 @@ from pykv.typing import BoolArray, F32Array
 
 if TYPE_CHECKING:
     from pykv.runtime.model import Model
+    from pykv.runtime.trace import Trace
 
 
 class Context:
@@ -34,13 +36,15 @@ class Context:
     Attributes
     ----------
     model : the model.
+    asked : the parameters as they were asked for.
     params : the parameters with everything derived.
     memory : what is remembered, with the verbs over sequences.
     attention : how attention is computed, as asked for or as measured.
+    traces : those that record what happens here, see `trace`.
     """
 
-    def __init__(self, model: Model, params: ContextParams) -> None:
-        self.model = model
+    def __init__(self, model: Model, params: ContextParams, attention: AttentionPlan | None = None) -> None:
+        self.model, self.asked = model, params
         self.params = resolve(params, model.hparams)
         self._cancel = CancelFlag()
         self._lock = threading.Lock()
@@ -49,8 +53,14 @@ class Context:
         self._logits: F32Array | None = None
         self._wanted: BoolArray = np.zeros(0, np.bool_)
         spec = model.architecture.memory_spec(self.params.rope)
-        self.attention = _attention_plan(model, self.params)
-        self.memory = KVCache(spec, _kv_settings(self.params, self.attention), place=_kv_places(model, self.params))
+        self.attention = attention or _attention_plan(model, self.params)
+        self.traces: list[Trace] = []
+        self.memory = KVCache(
+            spec,
+            _kv_settings(self.params, self.attention),
+            place=_kv_places(model, self.params),
+            n_threads=self.params.n_threads,
+        )
         try:
             self._compute = self._make_compute()
         except BaseException:
@@ -85,10 +95,9 @@ class Context:
         ------
         BatchError : the batch is malformed, or does not continue what is stored; nothing has changed.
         NoSlotError : not enough free cells; nothing has changed.
-        PendingUpdateError : a queued K-shift or stream copy cannot be carried out; nothing has changed.
         ComputeCancelled, KeyboardInterrupt : `cancel` or Ctrl-C. Ctrl-C cancels also where the program's own handler
             for it returns.
-        ComputeError, AllocError : the backend failed.
+        ComputeError, AllocError, UnsupportedOpError : a backend failed, or cannot turn or copy stored rows.
         UseAfterCloseError, ConcurrentUseError : closed, or in use by another thread.
         """
         self._require_open()
@@ -98,7 +107,10 @@ class Context:
             try:
                 self._require_open()
                 with self.memory.guard:
-                    self._decode(batch)
+                    if self.traces:
+                        self._decode_heard(batch)
+                    else:
+                        self._decode(batch)
             finally:
                 with self._cancel_lock:  # a cancel() until here was for this decode, not for the next
                     self._cancel.clear()
@@ -158,8 +170,31 @@ class Context:
         """Bytes of scratch memory for computing."""
         return self._compute.nbytes
 
+    def trace(self, path: str | os.PathLike[str], tokens: bool = True) -> Trace:
+        """Record every batch and verb from now on into a file that ``pykv replay`` runs again.
+
+        Parameters
+        ----------
+        path : the file; replaced if there is one.
+        tokens : also record token ids. Without them a replay takes others, so that it shows what positions, cells and
+            masks do, but neither what was said, nor which tokens were alike, nor the logits. Embeddings are never
+            recorded, only their width.
+
+        Returns
+        -------
+        The recording; it ends when it or the context is closed.
+
+        Raises
+        ------
+        TraceError : the file cannot be written.
+        """
+        from pykv.runtime.trace import Trace
+
+        self._require_open()
+        return Trace(self, path, tokens=tokens)
+
     def close(self) -> None:
-        """Free the memory and the scheduler. Safe to call twice.
+        """Free the memory and the scheduler, end all traces. Safe to call twice.
 
         Raises
         ------
@@ -171,6 +206,8 @@ class Context:
             raise ConcurrentUseError("the context is decoding in another thread; cancel() it before close()")
         try:
             self._closed = True
+            for trace in tuple(self.traces):
+                trace.close()
             self._compute.close()
             for backend in self._backends:
                 backend.close()
@@ -195,7 +232,6 @@ class Context:
         valid = validate(batch, self._limits, self.memory)
         if valid.n_outputs > self.params.n_outputs_max:
             raise ParamError(f"logits: {valid.n_outputs} rows asked for, n_outputs_max={self.params.n_outputs_max}")
-        self.memory.update()
         plan = self._plan(valid)
         self._compute.lay_out_v(valid.n_tokens)
         outputs = Outputs(valid.n_outputs, self.model.hparams.n_vocab)
@@ -204,10 +240,24 @@ class Context:
             self._step(plan, i, outputs)
         self._logits, self._wanted = outputs.in_batch_order(), valid.output
 
+    def _decode_heard(self, batch: Batch | BatchBuilder) -> None:
+        """Decode, and tell the traces what came of it."""
+        from pykv.runtime.heard_batch import HeardBatch
+
+        heard = HeardBatch.of(batch, self._limits, self.memory)
+        result: object = "ok"
+        try:
+            self._decode(batch)
+        except BaseException as error:
+            result = error
+            raise
+        finally:
+            if heard is not None:
+                for trace in tuple(self.traces):
+                    trace.hear_decode(heard, result, self._logits if result == "ok" else None)
+
     def _plan(self, valid: ValidBatch) -> KVContext:
         plan = self.memory.init_batch(valid, self.params.n_ubatch)
-        if plan is None and self.memory.update() is UpdateStatus.SUCCESS:
-            plan = self.memory.init_batch(valid, self.params.n_ubatch)  # the update may have made room
         if plan is None:
             cells = self.memory.streams.cells
             used = ", ".join(f"{one.n_used} of {one.n} cells used" for one in cells)
@@ -262,6 +312,7 @@ def _kv_settings(params: ResolvedParams, attention: AttentionPlan) -> KVSettings
         type_k=params.type_k,
         type_v=params.type_v,
         v_trans=attention.transpose_from == 0,
+        reference_moves=params.reference_moves,
     )
 
 

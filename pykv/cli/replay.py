@@ -1,0 +1,178 @@
+"""``pykv replay``: run a recorded trace again, and show the first thing that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pykv.cli import options
+from pykv.cli.catalog import model_path
+from pykv.cli.console import notes, results, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pykv.cells import CellsView
+    from pykv.runtime.replay import Report
+    from pykv.runtime.trace_file import TraceFile
+
+EXAMPLE = "pykv replay fault.jsonl --type-k q8_0"
+
+
+def _changed(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="What the second run does otherwise", **settings)
+
+
+def command(
+    *,
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A file that ctx.trace(path) wrote.")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", metavar="FILE", help="What computes, on both sides; else a stand-in."),
+    ] = None,
+    other_model: Annotated[str | None, _changed("--other-model", metavar="FILE", help="Another GGUF file.")] = None,
+    device: Annotated[str | None, _changed("--device", "-d", metavar="NAME", help="One that devices lists.")] = None,
+    ctx: Annotated[int | None, _changed("--ctx", "-c", metavar="N", min=0, help="Cells.")] = None,
+    ubatch: Annotated[int | None, _changed("--ubatch", metavar="N", min=0, help="Tokens computed at once.")] = None,
+    type_k: Annotated[str | None, _changed("--type-k", metavar="TYPE", help="How keys are stored.")] = None,
+    type_v: Annotated[str | None, _changed("--type-v", metavar="TYPE", help="How values are stored.")] = None,
+    streams: Annotated[
+        bool | None, _changed("--streams/--unified", help="Cells of its own for each sequence, or one pool.")
+    ] = None,
+    flash: Annotated[bool | None, _changed("--flash/--no-flash", help="Fused attention, or plain.")] = None,
+    reference_moves: Annotated[
+        bool | None, _changed("--reference-moves/--own-moves", help="Move positions as llama.cpp does, or not.")
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option("--tolerance", metavar="X", min=0, help="NMSE up to which rows are equal; else by the types."),
+    ] = None,
+    dump: Annotated[bool, typer.Option("--dump", help="Show the cells at the end, or at the difference.")] = False,
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Run a recorded trace again and find the first difference.
+
+    Two runs in lockstep: as recorded, and with what the options change. Without a change, one run against what was
+    recorded. Leaves with 0 if nothing differs, 1 if something does, 2 if the trace cannot be run.
+    """
+    from pykv.runtime.replay import Changes, replay
+    from pykv.runtime.trace_file import read_trace
+
+    changes = Changes(
+        device=device,
+        model=None if other_model is None else model_path(other_model),
+        n_ctx=ctx,
+        n_ubatch=ubatch,
+        type_k=type_k,
+        type_v=type_v,
+        kv_unified=None if streams is None else not streams,
+        flash_attn=flash,
+        reference_moves=reference_moves,
+    )
+    read = read_trace(trace)
+    path = None if model is None else model_path(model)
+    with _progress(len(read.steps)) as on_step:
+        report = replay(read, changes, model=path, tolerance=tolerance, n_threads=threads, on_step=on_step)
+    if json:
+        write_json(_record(read, report, dump))
+    else:
+        _show(read, report, dump)
+    if report.difference is not None:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress(n_steps: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar on stderr, if that is a terminal, while steps are done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = notes()
+    columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("replay", total=n_steps)
+        yield lambda n_done: bar.update(task, completed=n_done)
+
+
+def _record(trace: TraceFile, report: Report, dump: bool) -> dict[str, object]:
+    from pykv.cli.cellmap import cell_words
+
+    record: dict[str, object] = {
+        "trace": str(trace.path),
+        "is_cut": trace.is_cut,
+        "n_steps": report.n_steps,
+        "n_done": report.n_done,
+        "first": report.first,
+        "second": report.second,
+        "is_recording": report.is_recording,
+        "has_logits": report.has_logits,
+        "tolerance": report.tolerance,
+        "difference": None if report.difference is None else asdict(report.difference),
+    }
+    if dump:
+        record["cells"] = [[" ".join(cell_words(cells)) for cells in side] for side in report.cells]
+    return record
+
+
+def _show(trace: TraceFile, report: Report, dump: bool) -> None:
+    from rich.text import Text
+
+    out = results()
+    out.print(_sides(report))
+    if trace.is_cut:
+        out.print("the last line of the trace is cut off and was left out")
+    if not report.has_logits:
+        out.print("logits are not compared: what computes here is not what was recorded", soft_wrap=True)
+    found = report.difference
+    if found is None:
+        out.print(Text(f"no difference in {report.n_steps} steps", "bold green"))
+    else:
+        where = f"after step {found.step} (line {found.line})" if found.line else "after the last step"
+        out.print(Text.assemble((f"differs {where}: ", "bold red"), found.did), soft_wrap=True)
+        out.print(_difference(report))
+    if dump:
+        for name, side in zip(_names(report), report.cells, strict=False):
+            _dump(name, side)
+
+
+def _names(report: Report) -> tuple[str, str]:
+    return ("run here", "recorded") if report.is_recording else ("first", "second")
+
+
+def _sides(report: Report) -> Any:
+    """Return the table of what ran; settings that both sides share stand once."""
+    from rich.table import Table
+
+    table = Table("", *_names(report), box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in report.first:
+        one, other = report.first[name], report.second.get(name, "")
+        table.add_row(name, one, other, style="bold" if one != other else "")
+    return table
+
+
+def _difference(report: Report) -> Any:
+    from rich.table import Table
+
+    found = report.difference
+    assert found is not None, "only a difference is shown"
+    table = Table.grid(padding=(0, 2))
+    table.add_row("  what", found.place)
+    for name, value in zip(_names(report), (found.first, found.second), strict=True):
+        table.add_row(f"  {name}", value)
+    if found.nmse is not None:
+        table.add_row("  NMSE", f"{found.nmse:.3g}, tolerance {report.tolerance:.3g}")
+    return table
+
+
+def _dump(name: str, streams: list[CellsView]) -> None:
+    from pykv.cli.cellmap import cell_dump
+
+    out = results()
+    for i, cells in enumerate(streams):
+        title = f"{name}, stream {i}" if len(streams) > 1 else name
+        out.print(f"{title}: {cells.n_used} of {cells.n} cells used", style="bold", soft_wrap=True)
+        out.print(cell_dump(cells))

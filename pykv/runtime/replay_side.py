@@ -1,0 +1,161 @@
+"""The two sides of a replay: a context that runs the steps again, and the recording of what they came to once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from pykv.batch import Batch
+from pykv.cells import CellsView, SwaType, Window
+from pykv.errors import ComputeCancelled
+from pykv.runtime.context import Context
+from pykv.runtime.fingerprint import Fingerprint
+from pykv.runtime.trace_file import TraceHeader, ranges
+from pykv.runtime.trace_step import DecodeStep, Outcome, Ranges, Step
+from pykv.typing import F32Array, I32Array, I64Array
+
+NO_TOKEN = -1
+"""Stands for every token that the recorded vocabulary lacked: it is refused everywhere."""
+
+
+class Side(Protocol):
+    """What is compared after each step."""
+
+    def do(self, step: Step) -> Outcome:
+        """Run a step."""
+        ...
+
+    def ranges(self) -> Ranges:
+        """Return the ends of all sequences."""
+        ...
+
+    def fingerprints(self) -> tuple[Fingerprint, ...] | None:
+        """Return the logits of the last step in short; None where they say nothing about the other side's."""
+        ...
+
+
+class Recording:
+    """What the trace says.
+
+    Parameters
+    ----------
+    knows_logits : whether the other side computes the logits that were recorded.
+    """
+
+    def __init__(self, window: Window, knows_logits: bool) -> None:
+        self._window, self.knows_logits = window, knows_logits
+        self._step: Step | None = None
+
+    def do(self, step: Step) -> Outcome:
+        self._step = step
+        return step.outcome
+
+    def ranges(self) -> Ranges:
+        assert self._step is not None, "a step has been run"
+        return _seen_ends(self._step.ranges, self._window)
+
+    def fingerprints(self) -> tuple[Fingerprint, ...] | None:
+        is_decode = isinstance(self._step, DecodeStep) and self._step.outcome.error is None
+        return self._step.rows if self.knows_logits and is_decode else None  # type: ignore[union-attr]
+
+
+class LiveRun:
+    """A context that runs the steps.
+
+    Attributes
+    ----------
+    logits : rows of the last step if it was a decode that went well, else None.
+    """
+
+    def __init__(self, context: Context, header: TraceHeader, close: Callable[[], None]) -> None:
+        self.context, self._header, self._close = context, header, close
+        self._window = context.memory.spec.window
+        self.logits: F32Array | None = None
+
+    def do(self, step: Step) -> Outcome:
+        self.logits = None
+        try:
+            if not isinstance(step, DecodeStep):
+                arguments = [_argument(arg) for arg in step.args]
+                return Outcome.of(getattr(self.context.memory, step.name)(*arguments))
+            self.context.decode(self._batch(step))
+        except ComputeCancelled:
+            raise  # by whoever runs the replay
+        except Exception as error:
+            return Outcome.of(error)
+        self.logits = self.context.logits
+        return Outcome()
+
+    def ranges(self) -> Ranges:
+        return _seen_ends(ranges(self.context), self._window)
+
+    def fingerprints(self) -> tuple[Fingerprint, ...] | None:
+        return None if self.logits is None else tuple(map(Fingerprint.of, self.logits))
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that have K and V."""
+        return [il for il, layer in enumerate(self.context.memory.spec.layers) if layer.n_head_kv]
+
+    def positions(self, seq: int) -> I32Array:
+        """Return the positions of a sequence that a next token may look at, ascending, one for each cell."""
+        cells = self.cells()[0 if self.context.memory.n_stream == 1 else seq]
+        positions: I32Array = np.sort(cells.pos[cells.member(seq)])
+        if self._window.type is SwaType.NONE or not len(positions):
+            return positions
+        seen: I32Array = positions[~self._window.masked(positions, int(positions[-1]) + 1)]
+        return seen
+
+    def rows(self, kind: str, il: int, seq: int) -> tuple[I32Array, F32Array]:
+        """Return positions and the K ("K") or V rows of a sequence, (n, n_embd), in an order that no layout changes."""
+        memory = self.context.memory
+        read = memory.k if kind == "K" else memory.v
+        positions, values = self.positions(seq), read(il, seq)
+        values = values.reshape(len(values), -1)
+        values = values[len(values) - len(positions) :]  # what a window hides comes first
+        if np.any(positions[1:] == positions[:-1]):  # after seq_div: tokens of equal position lie in any order
+            values = values[np.lexsort((values.sum(axis=1), positions))]
+        return positions, values
+
+    def cells(self) -> list[CellsView]:
+        """Return the cells of each stream."""
+        return [self.context.memory.cells(s) for s in range(self.context.memory.n_stream)]
+
+    def close(self) -> None:
+        self.context.close()
+        self._close()
+
+    def _batch(self, step: DecodeStep) -> Batch:
+        n = len(step.seqs_by_token)
+        output = np.zeros(n, np.bool_)
+        output[list(step.out)] = True
+        seq_id: Any = [list(ids) for ids in step.seqs_by_token] if n else 0
+        if step.embd and step.tokens is None:
+            return Batch(None, step.pos, seq_id, output, embd=np.zeros((n, step.embd), np.float32))
+        return Batch(self._tokens(step), step.pos, seq_id, output)
+
+    def _tokens(self, step: DecodeStep) -> I64Array:
+        """Return token ids that the model here has."""
+        n_vocab = self.context.model.hparams.n_vocab
+        if step.tokens is not None:
+            tokens = np.array(step.tokens, np.int64)
+            is_known = (tokens >= 0) & (tokens < self._header.model.n_vocab)
+            return np.where(is_known, tokens % n_vocab, NO_TOKEN)
+        n = len(step.seqs_by_token)
+        pos = np.arange(n) if step.pos is None else np.array(step.pos, np.int64).reshape(-1, n)[0]
+        first = np.array([ids[0] if ids else 0 for ids in step.seqs_by_token], np.int64)
+        tokens = (pos * 7919 + first * 31 + 17) % n_vocab
+        tokens[list(step.outside)] = NO_TOKEN
+        return tokens
+
+
+def _argument(arg: object) -> object:
+    """Return an argument of a verb; in place of what was no number, something else that is none."""
+    return object() if isinstance(arg, dict) else arg
+
+
+def _seen_ends(ends: Ranges, window: Window) -> Ranges:
+    """Behind a window, how much is left over depends on the layout."""
+    return ends if window.type is SwaType.NONE else {seq: (0, last) for seq, (_, last) in ends.items()}
