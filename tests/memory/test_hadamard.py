@@ -99,7 +99,7 @@ def test_stored_rows_are_rotated_blocks(head: int, dtype: str) -> None:
 def test_values_are_rotated_by_64_whatever_the_head() -> None:
     spec = MemorySpec((LayerSpec(1, 128, 128),))
     with KVCache(spec, KVSettings(8, type_v="q8_0")) as cache:
-        assert (cache.rot_k, cache.rot_v) == (0, 64)
+        assert (cache.store.rot_k, cache.store.rot_v) == (0, 64)
         scene = KVScene(cache, AttentionPath.FLASH, n_head=1)
         scene.step(run(0, range(2)))
         v = np.array([row[3] for row in scene.naive[0].rows]).reshape(2, 2, 64)

@@ -10,7 +10,7 @@ from support.nmse import nmse
 
 from pykv.batch import Batch, BatchLimits, validate
 from pykv.cells import SwaType, Window
-from pykv.errors import BatchError, ParamError, PendingUpdateError, SequenceError, ShiftUnsupported, UseAfterCloseError
+from pykv.errors import BatchError, NoSlotError, ParamError, SequenceError, ShiftUnsupported, UseAfterCloseError
 from pykv.ggml import RopeParams
 from pykv.memory import AttentionPath, KVCache, KVSettings, LayerSpec, MemorySpec, UpdateStatus
 
@@ -50,7 +50,7 @@ def test_tensors_have_the_shapes_and_names_of_llama_cpp(v_trans: bool, unified: 
         assert [tensor.name for il in (0, 1) for tensor in cache.tensors(il)] == [
             "cache_k_l0", "cache_v_l0", "cache_k_l1", "cache_v_l1"
         ]  # fmt: skip
-        assert (cache.n_cells, cache.n_stream, cache.n_embd_v_max) == (8, n, 64)
+        assert (cache.n_cells, cache.n_stream, cache.store.n_embd_v_max) == (8, n, 64)
 
 
 def test_tag_goes_into_the_names() -> None:
@@ -80,7 +80,7 @@ def test_any_sequence_removal_stopped_working() -> None:
         store_positions(cache, run(0, range(3)))
         store_positions(cache, run(1, range(2)))
         assert cache.seq_rm(-1, 1, -1) is True
-        assert cache.streams.dump() == "0:0{0} 1:. 2:. 3:0{1} 4:. 5:. 6:. 7:."
+        assert cache.dump() == "0:0{0} 1:. 2:. 3:0{1}"
         assert cache.cells().n_used == 2
         assert cache.streams.heads == [1]
         assert cache.pos_max(0) == cache.pos_max(1) == 0
@@ -128,9 +128,9 @@ def test_small_window_cache_could_only_overwrite_its_smallest_position() -> None
             store_positions(cache, tokens)
         cache.seq_rm(1)
         store_positions(cache, run(0, [3, 4]))
-        assert cache.streams.dump() == "0:0{0} 1:3{0} 2:4{0} 3:1{0} 4:2{0}"
+        assert cache.dump() == "0:0{0} 1:3{0} 2:4{0} 3:1{0} 4:2{0}"
         store_positions(cache, [(0, 5)])
-        assert cache.streams.dump() == "0:. 1:3{0} 2:4{0} 3:5{0} 4:2{0}"
+        assert cache.dump() == "0:. 1:3{0} 2:4{0} 3:5{0} 4:2{0}"
         assert (cache.cells().n_used, cache.pos_min(0), cache.pos_max(0)) == (4, 2, 5)
         cache.check()
 
@@ -189,15 +189,34 @@ def test_coupled_tokens_in_streams_said_no_slot_whatever_their_number() -> None:
         assert cache.cells().n_used == 0
 
 
-def test_partial_copy_across_streams_is_an_error_and_changes_nothing() -> None:
+def test_part_of_a_sequence_replaces_that_part_in_another_stream() -> None:
+    """The reference ends the process. What lies outside the range stays, in its cells."""
     with make(8, n_seq_max=2, unified=False) as cache:
         store_positions(cache, run(0, range(4)))
         store_positions(cache, run(1, range(6)))
-        before = state(cache.streams)
-        with pytest.raises(ParamError, match="only a whole sequence"):
-            cache.seq_cp(0, 1, 0, 2)
-        assert state(cache.streams) == before
+        cache.seq_cp(0, 1, 0, 2)
+        assert cache.dump(1) == "0:0{1} 1:1{1} 2:2{1} 3:3{1} 4:4{1} 5:5{1}"
+        cache.seq_rm(1, 2, -1)
+        cache.seq_cp(0, 1, 3, -1)
+        assert positions(cache, 1) == [0, 1, 3]
+        assert cache.dump(0) == "0:0{0} 1:1{0} 2:2{0} 3:3{0}"
+        assert cache.update() is UpdateStatus.SUCCESS
         assert cache.update() is UpdateStatus.NO_UPDATE
+        cache.check()
+
+
+def test_a_copy_that_does_not_fit_into_its_stream_changes_nothing() -> None:
+    with make(8, n_seq_max=2, unified=False) as cache:
+        store_positions(cache, run(0, range(8)))
+        store_positions(cache, run(1, range(3)))
+        cache.seq_add(1, 0, -1, 10)
+        cache.update()
+        before = state(cache.streams)
+        with pytest.raises(NoSlotError, match="8 cells of sequence 0, and stream 1 has room for 5"):
+            cache.seq_cp(0, 1, 0, 10)
+        assert state(cache.streams) == before
+        cache.seq_cp(0, 1)
+        assert positions(cache, 1) == list(range(8))
 
 
 def test_a_plan_made_before_another_was_applied_overwrote_its_tokens() -> None:
@@ -209,7 +228,7 @@ def test_a_plan_made_before_another_was_applied_overwrote_its_tokens() -> None:
             second.apply(0)
         assert state(cache.streams) == before
         store_positions(cache, run(1, range(2)))
-        assert cache.streams.dump().startswith("0:0{0} 1:1{0} 2:2{0} 3:0{1} 4:1{1} 5:.")
+        assert cache.dump() == "0:0{0} 1:1{0} 2:2{0} 3:0{1} 4:1{1}"
 
 
 def test_ubatches_are_applied_once_and_in_order() -> None:
@@ -233,15 +252,21 @@ def test_update_with_nothing_to_do() -> None:
         assert cache.update() is UpdateStatus.NO_UPDATE
 
 
-def test_shifts_wait_for_a_graph_that_turns_keys() -> None:
+def test_moved_keys_are_turned_by_the_next_update_once() -> None:
     with make(8, TURNED) as cache:
         store_positions(cache, run(0, range(4)))
         cache.seq_add(0, 2, -1, 3)
-        before = state(cache.streams)
-        for _ in range(2):
-            with pytest.raises(PendingUpdateError, match="seq_add or seq_div"):
-                cache.update()
-            assert state(cache.streams) == before
+        assert cache.cells().shift.tolist() == [0, 0, 3, 3, 0, 0, 0, 0]
+        assert cache.update() is UpdateStatus.SUCCESS
+        assert not cache.cells().shift.any()
+        assert cache.update() is UpdateStatus.NO_UPDATE
+        assert positions(cache, 0) == [0, 1, 5, 6]
+
+
+def test_clear_forgets_shifts() -> None:
+    with make(8, TURNED) as cache:
+        store_positions(cache, run(0, range(4)))
+        cache.seq_add(0, 2, -1, 3)
         cache.clear()
         assert cache.update() is UpdateStatus.NO_UPDATE
 
@@ -255,24 +280,49 @@ def test_keys_without_rotation_need_no_graph() -> None:
         assert not cache.cells().shift.any()
 
 
-def test_stream_copies_wait_too_and_clear_drops_them() -> None:
+def test_rows_follow_a_copied_stream_at_the_next_update() -> None:
+    with make(8, n_seq_max=2, unified=False) as cache:
+        KVScene(cache, AttentionPath.FLASH, 1).step(run(0, range(4)))
+        before = raw(cache)
+        cache.seq_cp(0, 1)
+        assert cache.streams.pending_copies
+        assert [tensor.raw_bytes().tobytes() for tensor in cache.store.tensors(0)] == before[:2]
+        assert cache.update() is UpdateStatus.SUCCESS
+        for tensor, old in zip((t for il in (0, 1) for t in cache.store.tensors(il)), before, strict=True):
+            new, half = tensor.raw_bytes().tobytes(), len(old) // 2
+            assert new == old[:half] * 2
+        assert cache.update() is UpdateStatus.NO_UPDATE
+
+
+def test_clear_forgets_copies() -> None:
     with make(8, n_seq_max=2, unified=False) as cache:
         store_positions(cache, run(0, range(4)))
         cache.seq_cp(0, 1)
-        with pytest.raises(PendingUpdateError, match=r"\[\(0, 1\)\].*kv_unified=True"):
-            cache.update()
         cache.clear()
         assert cache.update() is UpdateStatus.NO_UPDATE
 
 
-def test_tokens_of_several_positions_cannot_be_shifted() -> None:
-    """Case A19: asked, it says no; told to, it changes nothing."""
-    with make(8, MemorySpec((LAYER,), n_pos_per_embd=4)) as cache, make(8) as plain:
+REFUSALS = {
+    "multi_dim_positions": MemorySpec((LAYER,), n_pos_per_embd=4),
+    "absolute_positions": MemorySpec((LAYER,), absolute_positions=True),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_tokens_whose_positions_cannot_be_shifted(reason: str) -> None:
+    """Case A19: asked, it says no and why; told to, it changes nothing."""
+    with make(8, REFUSALS[reason]) as cache, make(8) as plain:
         assert plain.can_shift()
+        assert plain.can_shift().reason is None
         assert not cache.can_shift()
+        assert cache.can_shift().reason == reason
+        before = state(cache.streams)
         for verb in ("seq_add", "seq_div"):
-            with pytest.raises(ShiftUnsupported):
+            with pytest.raises(ShiftUnsupported) as caught:
                 getattr(cache, verb)(0, 2, 6, 2)
+            assert caught.value.reason == reason
+        assert state(cache.streams) == before
+        cache.seq_rm(0, 1, -1)  # the other verbs do not ask
 
 
 # placement
@@ -314,7 +364,7 @@ def test_a_closed_cache_refuses_everything() -> None:
 
 
 def test_streams_out_of_range() -> None:
-    with make(8) as cache, pytest.raises(ParamError, match=r"stream=1 must lie in 0\.\.0"):
+    with make(8) as cache, pytest.raises(ParamError, match="stream = 1: must be an integer from 0 to 0"):
         cache.cells(1)
 
 

@@ -7,6 +7,7 @@ import pytest
 from support.cell_state import state
 from support.kv_scene import plan_batch, run, run_layer, store_positions
 from support.naive_attention import NaiveKV
+from support.naive_rope import naive_rope
 from support.nmse import nmse
 
 from pykv.errors import ParamError
@@ -53,7 +54,8 @@ def test_shared_layer_attends_over_what_the_other_cache_stored(type_k: str) -> N
     settings = KVSettings(8, type_k=type_k)
     with KVCache(SPEC, settings) as base, KVCache(SPEC, settings, other=base, share={0: 1, 1: 1}) as cache:
         assert cache.nbytes == 0
-        assert (cache.rot_k, cache.rot_v) == (base.rot_k, base.rot_v) == (64 if type_k == "q8_0" else 0, 0)
+        rotations = [(one.store.rot_k, one.store.rot_v) for one in (base, cache)]
+        assert rotations == [(64 if type_k == "q8_0" else 0, 0)] * 2
         plan = plan_batch(base, run(0, range(4)))
         where = (plan.apply(0), plan.slots[0], plan.ubatches[0])
         run_layer(base, AttentionPath.FLASH, 1, where, (q, k, v))
@@ -88,13 +90,17 @@ def test_verbs_of_a_sharing_cache_leave_the_cells_alone(verb: str) -> None:
 
 
 def test_update_of_a_sharing_cache_ended_the_shifts_before_the_keys_were_moved() -> None:
-    """Its own layers have no rotary positions; those of the cache whose cells it shares have."""
+    """Its own layers have no rotary positions; those of the cache whose cells it shares have, and are turned."""
     turned = MemorySpec.uniform(2, LayerSpec(1, 64, 64, RopeParams(64)))
-    with KVCache(turned, KVSettings(8)) as base, KVCache(SPEC, KVSettings(8), other=base) as cache:
+    with KVCache(turned, KVSettings(8, type_k="f32")) as base, KVCache(SPEC, KVSettings(8), other=base) as cache:
         store_positions(base, run(0, range(3)))
+        keys = np.random.default_rng(3).standard_normal((8, 64)).astype(np.float32)
+        base.tensors(0)[0].set(keys)
         base.seq_add(0, 1, -1, 2)
-        assert cache.update() is UpdateStatus.NO_UPDATE
-        assert base.streams.has_shift
+        assert cache.update() is UpdateStatus.SUCCESS
+        assert not base.streams.has_shift
+        expected = naive_rope(keys[1:3, None], np.array([2, 2]), n_dims=64)
+        np.testing.assert_allclose(base.store.tensors(0)[0].numpy()[0, 0, 1:3], expected[:, 0], atol=1e-5)
 
 
 def test_closing_a_sharing_cache_leaves_the_other_one_open() -> None:
@@ -142,10 +148,10 @@ def test_turned_values_were_misread_by_a_cache_that_shares_some_layers() -> None
     """Its own layers cannot be turned with those of the other one, so neither is."""
     settings = KVSettings(8)
     with KVCache(SPEC, settings) as base:
-        assert base.can_turn_v
+        assert base.store.can_turn_v
         with KVCache(SPEC, settings, other=base, share={0: 0}) as cache:
             for one in (base, cache):
-                assert not one.can_turn_v
+                assert not one.store.can_turn_v
                 with pytest.raises(ParamError, match="transposed=True"):
                     one.store_v(transposed=True)
     with KVCache(SPEC, settings) as base:
@@ -154,4 +160,4 @@ def test_turned_values_were_misread_by_a_cache_that_shares_some_layers() -> None
             KVCache(SPEC, settings, other=base, share={0: 0})
         # a cache that shares only the cells has a layout of its own
         with KVCache(SPEC, settings, other=base) as cache:
-            assert (base.v_trans, cache.v_trans) == (True, False)
+            assert (base.store.v_trans, cache.store.v_trans) == (True, False)

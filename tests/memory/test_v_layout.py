@@ -35,7 +35,7 @@ def test_turning_moves_each_value_to_its_channel_and_back(type_v: str, unified: 
         for il in range(3):
             memory.tensors(il)[1].set(values[il])
         memory.store_v(transposed=True)
-        assert memory.v_trans
+        assert memory.store.v_trans
         for il in range(3):
             stored = memory.tensors(il)[1].raw_bytes().view(word)
             for stream in range(memory.n_stream):
@@ -66,7 +66,7 @@ def test_layers_that_read_another_layers_values_are_turned_once() -> None:
 )
 def test_blocks_and_uneven_layers_stay_as_they_were_made(layers, settings) -> None:
     with cache(layers, **settings) as memory:
-        assert not memory.can_turn_v
+        assert not memory.store.can_turn_v
         with pytest.raises(ParamError, match="transposed=True"):
             memory.store_v(transposed=True)
-        assert not memory.v_trans
+        assert not memory.store.v_trans

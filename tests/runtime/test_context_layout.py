@@ -29,20 +29,20 @@ def test_values_turn_with_the_depth_and_nothing_is_lost(
     ):
         twin, memory = Twin(context, TINY, ROUNDED), context.memory
         twin.decode(70)
-        assert not memory.v_trans
+        assert not memory.store.v_trans
         for _ in range(9):
             twin.decode(1)
-        assert not memory.v_trans
+        assert not memory.store.v_trans
         twin.decode(1)
-        assert memory.v_trans
+        assert memory.store.v_trans
         twin.decode(70)  # a prompt over turned values
         twin.decode(5, seq_id=1)
-        assert memory.v_trans
+        assert memory.store.v_trans
         twin.edit("seq_rm", 1, -1, -1)
         twin.edit("seq_rm", 0, 30, -1)
         twin.decode(1)
-        assert not memory.v_trans
+        assert not memory.store.v_trans
         twin.decode(64)
-        assert not memory.v_trans, "a prompt leaves them in rows"
+        assert not memory.store.v_trans, "a prompt leaves them in rows"
         twin.decode(1)
-        assert memory.v_trans
+        assert memory.store.v_trans

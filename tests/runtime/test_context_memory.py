@@ -11,7 +11,7 @@ from support.tiny_gguf import TinyModel
 from support.twin import EXACT, TOKENS, Twin, snapshot
 
 import pykv
-from pykv.errors import BatchError, NoSlotError, ParamError, PendingUpdateError, SequenceError
+from pykv.errors import BatchError, NoSlotError, ParamError, SequenceError, ShiftUnsupported
 
 TINY = TinyModel(seed=81)
 
@@ -108,36 +108,68 @@ def test_a_sequence_that_ends_frees_room_for_another(model: pykv.Model) -> None:
         twin.decode(3, seq_id=1)
 
 
-# what cannot be carried out yet
+# moved and copied
 
 
-def test_moved_positions_are_refused_until_keys_can_be_turned(model: pykv.Model) -> None:
+def test_context_shift_and_go_on(model: pykv.Model) -> None:
+    """Case A04: keep 4, drop 4, slide; the naive pass rotates every key anew."""
     twin = open_twin(model)
     with twin.context:
-        rows = twin.decode(20)
-        twin.context.memory.seq_rm(0, 4, 8)
-        twin.context.memory.seq_add(0, 8, -1, -4)
-        before = snapshot(twin.context)
-        for _ in range(2):
-            with pytest.raises(PendingUpdateError, match="seq_add or seq_div"):
-                twin.context.decode(pykv.Batch([1]))
-            assert snapshot(twin.context) == before
-        assert twin.context.logits is rows
-        twin.edit("clear")
+        twin.decode(20)
+        twin.edit("seq_rm", 0, 4, 8)
+        twin.edit("seq_add", 0, 8, -1, -4)
+        twin.decode(1)
+        twin.edit("seq_add", 0, 10, -1, 30)
+        twin.edit("seq_add", 0, 0, 4, 2)
+        twin.decode(9)
+        twin.edit("seq_div", 0, 0, -1, 3)
         twin.decode(5)
+        assert twin.context.memory.pos_max(0) == 23
 
 
-def test_a_copied_stream_is_refused_until_rows_can_be_copied(model: pykv.Model) -> None:
-    twin = open_twin(model, n_ctx=512, n_seq_max=2, kv_unified=False)
+def test_a_copied_stream_and_a_part_of_one(model: pykv.Model) -> None:
+    twin = open_twin(model, n_ctx=768, n_seq_max=3, kv_unified=False)
     with twin.context:
         twin.decode(20)
+        twin.edit("seq_add", 0, 10, -1, 7)  # still pending when the rows are copied
+        twin.edit("seq_cp", 0, 1)
+        twin.edit("seq_cp", 0, 2, 0, 12)
+        twin.decode(3, seq_id=[1, 2, 0])
+        twin.edit("seq_rm", 1, 15, -1)
+        twin.edit("seq_cp", 0, 1, 15, -1)
+        twin.decode(6, seq_id=[0, 1, 2] * 2)
+        assert [twin.context.memory.pos_max(s) for s in range(3)] == [29, 29, 12]
+
+
+def test_a_fork_that_slides_leaves_the_others_where_they_are(model: pykv.Model) -> None:
+    """The reference moves every owner of a shared cell."""
+    twin = open_twin(model, n_seq_max=3)
+    with twin.context:
+        tokens = twin.take(20)
+        twin.decode(tokens)
         twin.context.memory.seq_cp(0, 1)
+        twin.context.memory.seq_rm(1, 4, 8)
+        twin.context.memory.seq_add(1, 8, -1, -4)
+        # in numpy: the fork's own copies
+        twin.naive.decode(tokens, list(range(20)), 1)
+        twin.naive.seq_rm(1, 4, 8)
+        twin.naive.seq_add(1, 8, -1, -4)
+        twin.decode(4, seq_id=[1, 0, 1, 0])
+        assert [twin.context.memory.pos_max(s) for s in range(2)] == [21, 17]
+        assert twin.context.memory.cells().n_used == 20 + 12 + 4
+
+
+def test_a_fork_that_slides_without_room_is_refused_and_all_goes_on(model: pykv.Model) -> None:
+    twin = open_twin(model, n_seq_max=2, n_batch=256)
+    with twin.context:
+        twin.decode(200)
+        twin.edit("seq_cp", 0, 1)
         before = snapshot(twin.context)
-        with pytest.raises(PendingUpdateError, match="kv_unified=True"):
-            twin.context.decode(pykv.Batch([1], seq_id=1))
+        with pytest.raises(ShiftUnsupported, match="shares 200 cells") as caught:
+            twin.context.memory.seq_add(1, 0, -1, 1)
+        assert caught.value.reason == "shared_cells"
         assert snapshot(twin.context) == before
-        twin.edit("clear")
-        twin.decode(5, seq_id=1)
+        twin.decode(2, seq_id=[0, 1])
 
 
 # a full cache

@@ -46,7 +46,7 @@ VERBS: dict[str, Callable[[Any], Any]] = {
     "seq_add": lambda memory: memory.seq_add(0, 0, -1, 3),
     "seq_div": lambda memory: memory.seq_div(0, 0, -1, 2),
     "clear": lambda memory: memory.clear(),
-    "store_v": lambda memory: memory.store_v(transposed=not memory.v_trans),
+    "store_v": lambda memory: memory.store_v(transposed=not memory.store.v_trans),
     "close": lambda memory: memory.close(),
 }
 
