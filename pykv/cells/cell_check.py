@@ -57,6 +57,11 @@ def _check_span(cells: CellTable, s: int) -> None:
     members = np.flatnonzero(cells.member(s))
     span = (int(members[0]), int(members[-1]) + 1) if members.size else (0, 0)
     assert cells.span(s) == span, f"sequence {s}: span {cells.span(s)}, its cells lie in {span}"
+    offset = cells.offset(s)
+    if offset is not None:
+        wrong = members[cells.pos[members] != members + offset]
+        assert members.size, f"sequence {s}: offset {offset} without cells"
+        assert wrong.size == 0, f"sequence {s}: offset {offset}, but cells {wrong} hold {cells.pos[wrong]}"
 
 
 def _check_ends(cells: CellTable, s: int) -> None:

@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from pykv.cells.arguments import integer
+from pykv.cells.picked import Cells, Picked, pick
 from pykv.cells.seq_cells import SeqCells, ends
 from pykv.errors import ParamError, SequenceError
 from pykv.typing import MAX_SEQ, NO_POS, POS_INF, AnyArray, BoolArray, I32Array, I64Array
 
-Cells = int | Sequence[int] | I64Array
-"""One cell index, or several distinct ones in any order."""
-
 NO_TOKEN = -1
+NO_EXT = np.array([[0], [0], [NO_TOKEN]], np.int32)
+"""(3, 1) column, row and token of an empty cell."""
 
 
 class CellTable:
@@ -46,11 +44,12 @@ class CellTable:
         if n < 1:
             raise ParamError(f"n = {n}: a stream needs at least 1 cell")
         self.n = n
-        self._pos, self._shift, self._ext_x, self._ext_y, self._ext_tok = (np.empty(n, np.int32) for _ in range(5))
+        self._pos, self._shift, self._ext = np.empty(n, np.int32), np.empty(n, np.int32), np.empty((3, n), np.int32)
         self._n_owners = np.empty(n, np.int16)
         self._seqs: dict[int, SeqCells] = {}
         self.pos, self.shift = _read_only(self._pos), _read_only(self._shift)
-        self.ext_x, self.ext_y, self.ext_tok = map(_read_only, (self._ext_x, self._ext_y, self._ext_tok))
+        self._ext_x, self._ext_y, self._ext_tok = self._ext
+        self.ext_x, self.ext_y, self.ext_tok = map(_read_only, self._ext)
         self.n_owners = _read_only(self._n_owners)
         self._nobody = _read_only(np.zeros(n, np.bool_))
         self.reset()
@@ -58,9 +57,9 @@ class CellTable:
     def reset(self) -> None:
         """Empty every cell and forget pending shifts."""
         self._pos.fill(NO_POS)
-        self._ext_tok.fill(NO_TOKEN)
-        for zeroed in (self._shift, self._ext_x, self._ext_y, self._n_owners):
-            zeroed.fill(0)
+        self._ext[:] = NO_EXT
+        self._shift.fill(0)
+        self._n_owners.fill(0)
         for seq in self._seqs.values():
             seq.clear()
         self.has_shift = False
@@ -112,6 +111,11 @@ class CellTable:
             return self._nobody
         return seq.view
 
+    def offset(self, s: int) -> int | None:
+        """Return what every position of a sequence exceeds its cell's index by; None if unknown or not the same."""
+        seq = self._seqs.get(s)
+        return seq.offset if seq else None
+
     def seq_n_cells(self, s: int) -> int:
         """Return the number of cells of a sequence."""
         seq = self._seqs.get(s)
@@ -140,7 +144,7 @@ class CellTable:
 
     def pos_in(self, idxs: Cells, p0: int, p1: int) -> BoolArray:
         """Return (k,) whether cells hold a position of ``[p0, p1)``."""
-        pos = self._pos[self._distinct(idxs)[0]]
+        pos = self._pos[self._picked(idxs).at]
         return (pos >= p0) & (pos < p1)
 
     def find(self, s: int | None, p0: int, p1: int) -> I64Array:
@@ -179,26 +183,16 @@ class CellTable:
 
     # mechanism
 
-    def _distinct(self, idxs: Cells) -> tuple[I64Array, int, int]:
-        """Return `idxs` as an array, with the smallest and the largest of them."""
-        arr = np.asarray(idxs, np.int64)
-        if arr.ndim == 0:
-            arr = arr.reshape(1)
-        if arr.size == 0:
-            return arr, 0, -1
-        lo, hi = ends(arr)
-        if lo < 0 or hi >= self.n:
-            raise ParamError(f"idxs: cell {lo if lo < 0 else hi} is outside 0 to {self.n - 1}")
-        ascending = arr.size == 1 or np.count_nonzero(arr[1:] > arr[:-1]) == arr.size - 1
-        if not ascending and np.unique(arr).size != arr.size:
-            raise ParamError(f"idxs: {arr} names a cell twice")
-        return arr, lo, hi
+    def _picked(self, idxs: Cells) -> Picked:
+        """Check that cells exist and are distinct."""
+        return pick(idxs, self.n)
 
-    def _occupied(self, idxs: Cells) -> I64Array:
-        arr, _, _ = self._distinct(idxs)
-        if arr.size and ends(self._pos[arr])[0] == NO_POS:
-            raise ParamError(f"idxs: cells {arr[self._pos[arr] == NO_POS]} are empty")
-        return arr
+    def _occupied(self, idxs: Cells) -> Picked:
+        """Check that cells are occupied, too."""
+        cells = self._picked(idxs)
+        if cells.n and ends(self._pos[cells.at])[0] == NO_POS:
+            raise ParamError(f"idxs: cells {cells.idxs[self._pos[cells.at] == NO_POS]} are empty")
+        return cells
 
     @staticmethod
     def _absent(s: int) -> int:

@@ -7,15 +7,20 @@ instead of tree updates, and a search looks only between the first and the last 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from pykv.typing import NO_POS, POS_INF, BoolArray, I32Array, I64Array
+
+if TYPE_CHECKING:
+    from pykv.cells.picked import Picked
 
 
 def ends(values: I32Array | I64Array) -> tuple[int, int]:
     """Return the smallest and the largest of at least one value."""
     if values.size == 1:  # the decode path: a reduction costs ten times an item
-        only = int(values[0])
+        only = values.item()
         return only, only
     return int(values.min()), int(values.max())
 
@@ -46,13 +51,16 @@ class SeqCells:
     view : the same, read-only.
     count : number of cells that do.
     first, end : the first of them, and the last one + 1; both 0 without cells.
+    offset : what every position exceeds its cell's index by, as after a prompt into an empty cache: then cells are
+        found by arithmetic. None if that differs, may differ, or there are no cells.
     """
 
-    __slots__ = ("_flags", "_hi", "_hi_stale", "_lo", "_lo_stale", "count", "end", "first", "row", "view")
+    __slots__ = ("_flags", "_hi", "_hi_stale", "_lo", "_lo_stale", "count", "end", "first", "offset", "row", "view")
 
     count: int
     first: int
     end: int
+    offset: int | None
 
     def __init__(self, n: int) -> None:
         self._flags = bytearray(n)  # finds the next member with memchr: a pass over 250k cells takes 4 us
@@ -66,74 +74,102 @@ class SeqCells:
         self.row[self.first : self.end] = False
         self._emptied()
 
-    def add(self, idxs: I64Array, pos: I32Array) -> None:
-        """Take in cells that hold `pos` and are not members yet."""
-        (first, last), (lo, hi) = ends(idxs), ends(pos)
+    def add(self, cells: Picked, pos: I32Array) -> None:
+        """Take in at least one cell, none a member yet; they hold `pos`."""
+        offset = _common_offset(cells.idxs, pos)
         if self.count == 0:
-            self.first, self.end, self._lo, self._hi = first, last + 1, lo, hi
-        else:  # a stale end stays stale
-            self.first, self.end = min(first, self.first), max(last + 1, self.end)
-            self._lo, self._hi = min(lo, self._lo), max(hi, self._hi)
-        self.row[idxs] = True
-        self.count += idxs.size
+            self.first, self.end, self.offset = cells.first, cells.last + 1, offset
+            if offset is None:
+                self._lo, self._hi = ends(pos)
+        else:
+            if offset is None or offset != self.offset:
+                self._disorder()
+                lo, hi = ends(pos)
+                self._lo, self._hi = min(lo, self._lo), max(hi, self._hi)  # a stale end stays stale
+            self.first, self.end = min(cells.first, self.first), max(cells.last + 1, self.end)
+        self.row[cells.at] = True
+        self.count += cells.n
 
-    def drop(self, idxs: I64Array, pos: I32Array) -> None:
-        """Let go of members that hold `pos`."""
-        self.row[idxs] = False
-        self.count -= idxs.size
+    def drop(self, cells: Picked, pos: I32Array) -> None:
+        """Let go of at least one member; they hold `pos`."""
+        self.row[cells.at] = False
+        self.count -= cells.n
         if self.count == 0:
             self._emptied()
             return
         self.first = self._flags.find(1, self.first)
         self.end = self._flags.rfind(1, 0, self.end) + 1
-        lo, hi = ends(pos)
-        self._lo_stale |= lo <= self._lo
-        self._hi_stale |= hi >= self._hi
+        if self.offset is None:
+            lo, hi = ends(pos)
+            self._lo_stale |= lo <= self._lo
+            self._hi_stale |= hi >= self._hi
 
     def moved(self) -> None:
         """Note that positions of members have changed."""
+        self._disorder()
         self._lo_stale = self._hi_stale = self.count > 0
+
+    def owns_any(self, cells: Picked) -> bool:
+        """Tell whether some of the cells are members."""
+        is_near = cells.first < self.end and cells.last >= self.first
+        return is_near and bool(np.count_nonzero(self.row[cells.at]))
 
     def find(self, pos: I32Array, p0: int, p1: int) -> I64Array:
         """Return the members with ``p0 <= pos < p1``, ascending. `pos` holds (n,) positions, here and below."""
+        if self.offset is not None:
+            start, stop = max(self.first, p0 - self.offset), min(self.end, p1 - self.offset)
+            return self._members(start, stop) if start < stop else np.empty(0, np.int64)
         lo, hi = self.pos_min(pos), self.pos_max(pos)
+        if p0 <= lo and p1 > hi:
+            return self._members(self.first, self.end)
         if p0 > hi or p1 <= lo:
             return np.empty(0, np.int64)
-        held = pos[self.first : self.end]
-        inside = None if self.is_run else self.row[self.first : self.end]
+        held, inside = pos[self.first : self.end], self.row[self.first : self.end]
         if p0 > lo:
-            inside = _both(inside, held >= p0)
+            inside = inside & (held >= p0)
         if p1 <= hi:
-            inside = _both(inside, held < p1)
-        return np.arange(self.first, self.end) if inside is None else np.flatnonzero(inside) + self.first
+            inside = inside & (held < p1)
+        return inside.nonzero()[0] + self.first
 
     def pos_min(self, pos: I32Array) -> int:
         """Return the smallest position, -1 without cells."""
+        if self.offset is not None:
+            return self.first + self.offset
         if self._lo_stale:
             held, row = pos[self.first : self.end], self.row[self.first : self.end]
-            self._lo = int(held.min() if self.is_run else np.where(row, held, POS_INF).min())
-            self._lo_stale = False
+            self._lo, self._lo_stale = int(np.where(row, held, POS_INF).min()), False
         return self._lo
 
     def pos_max(self, pos: I32Array) -> int:
         """Return the largest position, -1 without cells."""
+        if self.offset is not None:
+            return self.end - 1 + self.offset
         if self._hi_stale:
             held, row = pos[self.first : self.end], self.row[self.first : self.end]
-            self._hi = int((held if self.is_run else held * row).max())
-            self._hi_stale = False
+            self._hi, self._hi_stale = int((held * row).max()), False
         return self._hi
 
-    @property
-    def is_run(self) -> bool:
-        """Whether no other cell lies between the members, as after a prompt into an empty cache."""
-        return self.count == self.end - self.first
+    def _members(self, start: int, stop: int) -> I64Array:
+        """Return the members from cell `start` to `stop` - 1, ascending; both lie in the span."""
+        if self.count == self.end - self.first:
+            return np.arange(start, stop)
+        return self.row[start:stop].nonzero()[0] + start
+
+    def _disorder(self) -> None:
+        """Go over to ends that are looked up."""
+        if self.offset is not None:
+            self._lo, self._hi = self.first + self.offset, self.end - 1 + self.offset
+            self.offset = None
 
     def _emptied(self) -> None:
         self.count = self.first = self.end = 0
+        self.offset = None
         self._lo = self._hi = NO_POS
         self._lo_stale = self._hi_stale = False
 
 
-def _both(some: BoolArray | None, more: BoolArray) -> BoolArray:
-    """Return where both hold; None holds everywhere."""
-    return more if some is None else some & more
+def _common_offset(idxs: I64Array, pos: I32Array) -> int | None:
+    """Return what positions exceed their cells by; None if that differs."""
+    offset: int = pos.item(0) - idxs.item(0)
+    same = pos.size == 1 or np.count_nonzero(pos - idxs == offset) == pos.size
+    return offset if same else None
