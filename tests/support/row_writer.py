@@ -1,0 +1,101 @@
+"""Given keys and values put into a KV cache, fast: a graph that only stores, kept for the next batch of its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import numpy as np
+from numpy.typing import NDArray
+from support.kv_scene import Token, plan_batch
+from support.naive_rope import naive_rope
+
+from pykv.batch import UBatch
+from pykv.cells import SlotInfo
+from pykv.ggml import Arena, Backend, DType, Graph, GraphInput, Sched, cpu_device
+from pykv.memory import AttentionPath, KVCache, KVGraph, KVShape, LayerSpec, MemorySpec
+
+Array = NDArray[np.float32]
+Pair = tuple[Array, Array]
+"""Keys before RoPE and values of one layer, (n_tokens, n_head_kv, head) each."""
+
+
+def draw(spec: MemorySpec, n: int, rng: np.random.Generator) -> list[Pair]:
+    """Return random keys and values of `n` tokens, for each layer."""
+
+    def one(n_head: int, head: int) -> Array:
+        return rng.uniform(-1, 1, (n, n_head, head)).astype(np.float32)
+
+    return [
+        (one(layer.n_head_kv, layer.n_embd_head_k), one(layer.n_head_kv, layer.n_embd_head_v)) for layer in spec.layers
+    ]
+
+
+def rotated(layer: LayerSpec, raw: NDArray[np.floating], pos: Sequence[int] | NDArray[np.integer]) -> NDArray:
+    """Return keys (n, n_head_kv, head) as they are at positions (n,), in float64."""
+    if layer.rope is None:
+        return raw.astype(np.float64)
+    factors = None if layer.rope_factors is None else layer.rope_factors.numpy().ravel().astype(np.float64)
+    return naive_rope(raw, np.asarray(pos, np.float64), factors=factors, **asdict(layer.rope))
+
+
+class RowWriter:
+    """Stores tokens in one cache. Close it, or use it in ``with``."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+        self._backend = Backend(cpu_device(), 1)
+        self._graphs: dict[tuple[int, int, bool], _StoreGraph] = {}
+
+    def store(self, tokens: Sequence[Token], raw: Sequence[Pair], n_ubatch: int = 512) -> bool:
+        """Store one batch, with keys rotated by their positions; False if there is no room."""
+        plan = plan_batch(self.cache, tokens, n_ubatch)
+        if plan is None:
+            return False
+        for i, ubatch in enumerate(plan.ubatches):
+            shape = plan.apply(i)
+            key = (shape.n_tokens, shape.n_stream, self.cache.store.v_trans)
+            if key not in self._graphs:
+                self._graphs[key] = _StoreGraph(self.cache, shape, self._backend)
+            self._graphs[key].run(plan.slots[i], ubatch, [(k[ubatch.batch_idxs], v[ubatch.batch_idxs]) for k, v in raw])
+        return True
+
+    def close(self) -> None:
+        for graph in self._graphs.values():
+            graph.sched.close()
+        self._graphs.clear()
+        self._backend.close()
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _StoreGraph:
+    def __init__(self, cache: KVCache, shape: KVShape, backend: Backend) -> None:
+        budget = 32 * len(cache.spec.layers) + 32
+        self.cache, self.graph = cache, Graph(Arena(budget, budget))
+        # how many cells a query looks at does not matter: nobody asks
+        self.kv = KVGraph(self.graph, cache, shape, AttentionPath.FLASH)
+        self.given: list[tuple[GraphInput, GraphInput]] = []
+        arena, n = self.graph.arena, shape.n_tokens
+        for il, layer in enumerate(cache.spec.layers):
+            k = GraphInput(arena.tensor(DType.F32, (layer.n_embd_head_k, layer.n_head_kv, n), f"k{il}"))
+            v = GraphInput(arena.tensor(DType.F32, (layer.n_embd_head_v, layer.n_head_kv, n), f"v{il}"))
+            self.kv.store(il, k.tensor, v.tensor)
+            self.given.append((k, v))
+        self.sched = Sched([backend], budget, [*cache.owners, arena])
+        self.sched.allocate(self.graph)
+        for one in (*(one for pair in self.given for one in pair), *self.kv.inputs):
+            one.bind()
+
+    def run(self, slot: SlotInfo, ubatch: UBatch, raw: Sequence[Pair]) -> None:
+        for il, (pair, inputs) in enumerate(zip(raw, self.given, strict=True)):
+            arrays = (rotated(self.cache.spec.layers[il], pair[0], ubatch.pos[0]), pair[1])
+            for one, array in zip(inputs, arrays, strict=True):
+                one.array[0] = array
+                one.commit()
+        self.kv.fill(slot, ubatch)
+        self.sched.compute(self.graph)
