@@ -6,7 +6,7 @@ Source: spec kv_cache.md section 7; follows llama.cpp's ``llama_kv_cache::update
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -59,10 +59,22 @@ class RowFollower:
             del queue[0]
         rows, deltas = self._streams.moved_rows()
         for some, delta in in_groups(rows, deltas, min(mover.n_rows_at_once for mover in movers)):
-            for mover in movers:
-                mover.turn(some, delta)
+            _turn_all(movers, some, delta)
             self._streams.reset_shift(some)  # at once, so that none is turned twice if the next computation fails
         self._streams.reset_shift()
+
+
+def _turn_all(movers: Sequence[RowMover], rows: I64Array, deltas: I32Array) -> None:
+    """Turn rows in all stores or, if one of them fails, in none."""
+    done: list[RowMover] = []
+    try:
+        for mover in movers:
+            mover.turn(rows, deltas)
+            done.append(mover)
+    except Exception:
+        for mover in done:
+            mover.turn(rows, -deltas)
+        raise
 
 
 def in_groups(rows: I64Array, deltas: I32Array, n_at_once: int) -> Iterator[tuple[I64Array, I32Array]]:

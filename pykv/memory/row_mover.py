@@ -60,9 +60,11 @@ class RowMover:
         """
         if not any(self._layers[layer.il].rope for layer in self._store.plan.layers):
             return
-        if self._turning is None or self._turning.shape != (rows.size, deltas.size):
-            self._turning = self._turn_graph(rows.size, deltas.size)
-        self._engine.run(self._turning, rows, deltas)
+        graph, self._turning = self._turning, None
+        if graph is None or graph.shape != (rows.size, deltas.size):
+            graph = self._turn_graph(rows.size, deltas.size)
+        self._engine.run(graph, rows, deltas)
+        self._turning = graph  # one that failed is of no use any more
 
     def read_k(self, il: int, rows: I64Array, pos: I32Array | None) -> F32Array:
         """Return the keys of (k,) rows, (k, n_head_kv, n_embd_head_k); given their positions, as before RoPE."""
