@@ -53,12 +53,15 @@ class RowWriter:
         if plan is None:
             return False
         for i, ubatch in enumerate(plan.ubatches):
-            shape = plan.apply(i)
-            key = (shape.n_tokens, shape.n_stream, self.cache.store.v_trans)
-            if key not in self._graphs:
-                self._graphs[key] = _StoreGraph(self.cache, shape, self._backend)
-            self._graphs[key].run(plan.slots[i], ubatch, [(k[ubatch.batch_idxs], v[ubatch.batch_idxs]) for k, v in raw])
+            self.write(plan.apply(i), plan.slots[i], ubatch, raw)
         return True
+
+    def write(self, shape: KVShape, slot: SlotInfo, ubatch: UBatch, raw: Sequence[Pair]) -> None:
+        """Store the tokens of a ubatch that was applied, out of those of its batch."""
+        key = (shape.n_tokens, shape.n_stream, self.cache.store.v_trans)
+        if key not in self._graphs:
+            self._graphs[key] = _StoreGraph(self.cache, shape, self._backend)
+        self._graphs[key].run(slot, ubatch, [(k[ubatch.batch_idxs], v[ubatch.batch_idxs]) for k, v in raw])
 
     def close(self) -> None:
         for graph in self._graphs.values():
