@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.apply_plans import apply_reuse, apply_step
-from support.cell_state import state
-from support.key_scene import NEAR, KeyScene, one, raw_rows, toy_spec, wavy
+from support.key_scene import NEAR, KeyScene, one, raw_rows, snapshot, toy_spec, wavy
 
 from pykv.batch import Batch, BatchLimits, validate
 from pykv.errors import ContextLengthExceeded, ParamError
@@ -24,10 +23,6 @@ def occupied(cache: KVCache) -> str:
 
 def ids(text: str) -> list[int]:
     return [ord(letter) for letter in text]
-
-
-def snapshot(cache: KVCache) -> tuple:
-    return state(cache.streams), [rows.tobytes() for pair in raw_rows(cache) for rows in pair]
 
 
 # case A03, ggml-org/llama.cpp#12160

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from support.cell_state import state
 from support.naive_rope import naive_rope
 
 from pykv.batch import Batch, BatchLimits, UBatch, validate
@@ -75,7 +77,12 @@ class KeyScene:
     ) -> KVContext | None:
         """Find room for tokens of one sequence, None if there is none."""
         batch = Batch(list(positions if tokens is None else tokens), pos=list(positions), seq_id=seq_id)
-        limits = BatchLimits(n_tokens_max=4096, n_vocab=4096, n_seq_max=self.cache.settings.n_seq_max)
+        limits = BatchLimits(
+            n_tokens_max=4096,
+            n_vocab=4096,
+            n_seq_max=self.cache.settings.n_seq_max,
+            n_pos_per_embd=self.cache.spec.n_pos_per_embd,
+        )
         return self.cache.init_batch(validate(batch, limits, self.cache), n_ubatch)
 
     def write(self, shape: KVShape, slot: SlotInfo, ubatch: UBatch) -> None:
@@ -137,3 +144,9 @@ def raw_rows(cache: KVCache) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]
     n = cache.n_cells * cache.n_stream
     pairs = [cache.tensors(il) for il in range(len(cache.spec.layers))]
     return [(k.raw_bytes().reshape(n, -1).copy(), v.raw_bytes().reshape(n, -1).copy()) for k, v in pairs]
+
+
+def snapshot(cache: KVCache) -> tuple[dict[str, Any], list[bytes]]:
+    """Return all that a cache holds, with what is queued carried out."""
+    rows = [rows.tobytes() for pair in raw_rows(cache) for rows in pair]
+    return state(cache.streams), rows
