@@ -24,7 +24,11 @@ class Failing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception, at: int, late: bool) -> None:
         self.n_calls, self.error, self.at, self.late = 0, error, at, late
         self.real: Callable[..., None] = getattr(Sched, method)
-        monkeypatch.setattr(Sched, method, lambda *args: self.call(*args))  # bound to no scheduler
+
+        def fail(sched: Sched, graph: Graph) -> None:
+            self.call(sched, graph)
+
+        monkeypatch.setattr(Sched, method, fail)
 
     def call(self, sched: Sched, graph: Graph) -> None:
         self.n_calls += 1
