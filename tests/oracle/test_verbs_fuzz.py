@@ -7,17 +7,18 @@ program that failed.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 from support.tiny_gguf import SHIFT_MODELS, TinyModel
-from support.verb_fuzz import fuzz
+from support.verb_fuzz import Fuzzer, Report
 from support.verb_rules import Setting
+
+from pykv.memory.row_mover import RowMover
+from pykv.runtime.trace_file import read_trace
 
 pytestmark = pytest.mark.oracle
 
@@ -71,15 +72,28 @@ def test_random_programs_of_verbs_give_llama_cpps_positions_and_rows(
     write_tiny: Callable[[TinyModel], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = {setting.model: write_tiny(SHIFT_MODELS[setting.model]) for setting in SETTINGS}
+    fuzzer = Fuzzer(SETTINGS, paths, SEED, Path(os.environ.get("PYKV_FUZZ_FAILURES", tmp_path)))
     jobs = [range(i, min(i + N_JOB, N_PROGRAMS)) for i in range(0, N_PROGRAMS, N_JOB)]
-    tally: Counter[str] = Counter()
+    report = Report()
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        for counted, failure in pool.map(partial(fuzz, SETTINGS, paths, SEED), jobs):
-            tally += counted
-            if failure:
+        for part in pool.map(fuzzer.run, jobs):
+            report.add(part)
+            if report.failure:
                 pool.shutdown(cancel_futures=True)
-                trace = failure.write(Path(os.environ.get("PYKV_FUZZ_FAILURES", tmp_path)))
-                pytest.fail(f"seed {SEED}, {failure}\nits trace: {trace}", pytrace=False)
+                pytest.fail(f"seed {SEED}, {report.failure}", pytrace=False)
     with capsys.disabled():
-        print(f"\nseed {SEED}: " + ", ".join(f"{n} {kind}" for kind, n in tally.most_common()))
-    assert not [kind for kind in ALWAYS_MET if not tally[kind] and N_PROGRAMS >= N_JOB]
+        print(f"\nseed {SEED}: {report}")
+    assert not [kind for kind in ALWAYS_MET if not report.tally[kind] and N_PROGRAMS >= N_JOB]
+
+
+def test_a_fault_is_found_and_the_program_that_shows_it_made_short(
+    write_tiny: Callable[[TinyModel], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RowMover, "turn", lambda *_: None)  # keys stay as they were when positions move
+    setting = Setting("norm", 3, True, "f32", "f32", False)
+    fuzzer = Fuzzer([setting], {"norm": write_tiny(SHIFT_MODELS["norm"])}, 1, tmp_path)
+    failure = fuzzer.run(range(100)).failure
+    assert failure is not None
+    assert "rows differ" in failure.difference
+    assert len(failure.calls) <= 6
+    assert len(read_trace(failure.trace).steps) == len(failure.calls)

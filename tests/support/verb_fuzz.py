@@ -7,19 +7,20 @@ beyond int32. What else is known to differ is left out by `EXCLUDED`.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, Self
+from traceback import format_exc
+from typing import Any, NamedTuple
 
 import numpy as np
 from support.oracle import F32Array, Oracle, OracleContext, OracleError
 from support.verb_program import Call, State, Step, draw_program, resolve
 from support.verb_rules import EXCLUDED, Setting, Situation
+from support.verb_shrink import shrink
 
 import pykv
 from pykv.errors import BatchError, NoSlotError
@@ -59,6 +60,13 @@ class Side:
         """Start the same calls on llama.cpp."""
         self.theirs.post_run(self.setting.n_seqs, list(calls))
 
+    def record(self, calls: Sequence[Call], path: Path) -> None:
+        """Make calls on pykv once more, and write a trace."""
+        self._make(CLEAR)
+        with self.ours.trace(path):
+            for call in calls:
+                self._make(call)
+
     def _make(self, call: Call) -> Gave:
         memory, rows = self.ours.memory, None
         try:
@@ -71,8 +79,8 @@ class Side:
             result = -1
         except NoSlotError:
             result = 1
-        except Exception as error:
-            result = f"{type(error).__name__}: {error}"
+        except Exception:  # whatever it is, llama.cpp has not done likewise
+            result = format_exc(limit=-2)
         return Gave(
             result, [p for s in range(self.setting.n_seqs) for p in (memory.pos_min(s), memory.pos_max(s))], rows
         )
@@ -108,21 +116,29 @@ def _kinds_after(call: Call, result: Any) -> list[str]:
     return [outcome] if call["do"] == "decode" and outcome else []
 
 
-def first_difference(
-    setting: Setting, calls: Sequence[Call], ours: Sequence[Gave], theirs: Sequence[Any]
-) -> str | None:
-    """Return what differs first between two runs of the same calls, or None."""
+class Verdict(NamedTuple):
+    """What differs first between two runs of the same calls, None if nothing does, and how far rows were apart."""
+
+    difference: str | None
+    nmse: float
+
+
+def compare(setting: Setting, calls: Sequence[Call], ours: Sequence[Gave], theirs: Sequence[Any]) -> Verdict:
+    """Compare what each call gave, in order, up to the first difference."""
+    worst = 0.0
     for i, (call, mine, other) in enumerate(zip(calls, ours, map(Gave._make, theirs), strict=True)):
         at = f"call {i}, {_shown(call)}"
         if mine.result != other.result:
-            return f"{at}: pykv gave {mine.result!r}, llama.cpp {other.result!r}"
+            return Verdict(f"{at}: pykv gave {mine.result!r}, llama.cpp {other.result!r}", worst)
         if mine.ends != other.ends:
-            return f"{at}: pykv's sequences are {_pairs(mine.ends)}, llama.cpp's {_pairs(other.ends)}"
+            ends = f"pykv's sequences are {_pairs(mine.ends)}, llama.cpp's {_pairs(other.ends)}"
+            return Verdict(f"{at}: {ends}", worst)
         if mine.rows is not None and other.rows is not None and len(other.rows):
             apart = worst_nmse(mine.rows, other.rows)
-            if not apart <= setting.tolerance:
-                return f"{at}: rows differ by {apart:.2e}, more than {setting.tolerance:.0e}"
-    return None
+            worst = max(worst, apart)
+            if not apart <= setting.tolerance:  # nor NaN
+                return Verdict(f"{at}: rows differ by {apart:.2e}, more than {setting.tolerance:.0e}", worst)
+    return Verdict(None, worst)
 
 
 def worst_nmse(rows: F32Array, expected: F32Array) -> float:
@@ -142,27 +158,57 @@ def _shown(call: Call) -> str:
 
 @dataclass(frozen=True)
 class Failure:
-    """A program after which the two sides differ, as short as it could be made."""
+    """A program after which the two sides differ, as short as it could be made.
 
-    setting: Setting
+    Attributes
+    ----------
+    name : seed and number of the program.
+    trace : what pykv did, for `pykv replay`.
+    """
+
     name: str
+    setting: Setting
     calls: list[Call]
     difference: str
-
-    def write(self, folder: Path) -> Path:
-        """Write the calls as a trace and return where."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"verbs-{self.name.replace('/', '-')}.jsonl"
-        header = {"program": self.name, "difference": self.difference, **asdict(self.setting)}
-        path.write_text("".join(json.dumps(line) + "\n" for line in (header, *self.calls)))
-        return path
+    trace: Path
 
     def __str__(self) -> str:
         calls = "\n".join(f"  {i}: {_shown(call)}" for i, call in enumerate(self.calls))
-        return f"program {self.name} on {self.setting}:\n{calls}\n{self.difference}"
+        return f"program {self.name} on {self.setting}:\n{calls}\n{self.difference}\ntrace: {self.trace}"
 
 
 @dataclass
+class Report:
+    """How it went.
+
+    Attributes
+    ----------
+    tally : how often each kind of call was made or left out.
+    nmse : largest one between rows, by types of K and V.
+    """
+
+    tally: Counter[str] = field(default_factory=Counter)
+    nmse: dict[str, float] = field(default_factory=dict)
+    failure: Failure | None = None
+
+    def add(self, other: Report) -> None:
+        """Take in the report of other programs."""
+        self.tally += other.tally
+        for types, apart in other.nmse.items():
+            self.note(types, apart)
+        self.failure = self.failure or other.failure
+
+    def note(self, types: str, apart: float) -> None:
+        """Keep the largest NMSE."""
+        self.nmse[types] = max(apart, self.nmse.get(types, 0.0))
+
+    def __str__(self) -> str:
+        tally = ", ".join(f"{n} {kind}" for kind, n in self.tally.most_common())
+        nmse = ", ".join(f"{types} {apart:.1e}" for types, apart in sorted(self.nmse.items()))
+        return f"{tally}; largest NMSE: {nmse}"
+
+
+@dataclass(frozen=True)
 class Run:
     """A program that pykv has run and llama.cpp is running."""
 
@@ -173,100 +219,80 @@ class Run:
     gave: list[Gave]
 
 
+@dataclass(frozen=True)
 class Fuzzer:
-    """Keeps a pair of contexts for every setting and runs programs on them in turn.
+    """Which programs to run, and on what. Can be sent to another process.
 
     Attributes
     ----------
-    tally : how often each kind of call was made or left out.
+    settings : taken in turn.
+    paths : files of their models.
+    failures : folder for the trace of a program that failed.
     """
 
-    def __init__(self, oracle: Oracle, settings: Sequence[Setting], paths: Mapping[str, Path]) -> None:
-        self._oracle = oracle
-        self._open = ExitStack()
-        self.tally: Counter[str] = Counter()
-        models = {name: self._open.enter_context(pykv.Model.load(str(paths[name]))) for name in paths}
-        self._sides = [
-            Side(
-                self._open.enter_context(models[one.model].context(**one.params, reference_moves=one.reference_moves)),
-                self._open.enter_context(oracle.context(paths[one.model], **one.params)),
-                one,
-            )
-            for one in settings
-        ]
+    settings: Sequence[Setting]
+    paths: Mapping[str, Path]
+    seed: int
+    failures: Path
 
-    def run(self, seed: int, numbers: Iterable[int]) -> Failure | None:
-        """Run programs, the settings in turn; returns the first after which the two sides differ."""
-        last: Run | None = None
-        for number in numbers:
-            run = self._run_ours(seed, number)
-            if last is not None and (failure := self._compared(last)):
-                return failure
+    def run(self, numbers: range) -> Report:
+        """Run the programs of these numbers, or up to the first that fails."""
+        with Oracle.from_environment() as oracle, ExitStack() as stack:
+            sides = [self._side(stack, oracle, setting) for setting in self.settings]
+            return self._run(oracle, sides, numbers)
+
+    def _side(self, stack: ExitStack, oracle: Oracle, setting: Setting) -> Side:
+        path = self.paths[setting.model]
+        model = stack.enter_context(pykv.Model.load(str(path)))
+        ours = model.context(**setting.params, reference_moves=setting.reference_moves)
+        theirs = oracle.context(path, **setting.params)
+        return Side(stack.enter_context(ours), stack.enter_context(theirs), setting)
+
+    def _run(self, oracle: Oracle, sides: Sequence[Side], numbers: range) -> Report:
+        report, last = Report(), None
+        for number in (*numbers, None):
+            run = None if number is None else self._begun(sides[number % len(sides)], number, report)
+            if last is not None:
+                report.failure = self._compared(oracle, last, report)
+            if report.failure or run is None:
+                break
             run.side.post(run.calls)
             last = run
-        return None if last is None else self._compared(last)
+        return report
 
-    def _run_ours(self, seed: int, i: int) -> Run:
-        side, name = self._sides[i % len(self._sides)], f"{seed}/{i}"
+    def _begun(self, side: Side, number: int, report: Report) -> Run:
+        name = f"{self.seed}-{number}"
         program = draw_program(Random(name), side.setting.room)
-        calls, gave = side.run_ours(program, self.tally)
-        self.tally.update({"programs": 1, "calls": len(calls)})
+        calls, gave = side.run_ours(program, report.tally)
+        report.tally.update({"programs": 1, "calls": len(calls)})
         return Run(side, name, program, calls, gave)
 
-    def _compared(self, run: Run) -> Failure | None:
+    def _compared(self, oracle: Oracle, run: Run, report: Report) -> Failure | None:
         try:
-            theirs = self._oracle.collect()
-        except OracleError as error:
-            return Failure(run.side.setting, run.name, run.calls, str(error))
-        difference = first_difference(run.side.setting, run.calls, run.gave, theirs)
-        return self._shrunk(run, difference) if difference else None
+            verdict = compare(run.side.setting, run.calls, run.gave, oracle.collect())
+        except OracleError as error:  # its process has ended, so that nothing shorter can be tried
+            return self._failure(run, run.calls, str(error))
+        report.note(f"{run.side.setting.type_k}/{run.side.setting.type_v}", verdict.nmse)
+        return self._shrunk(oracle, run, verdict.difference) if verdict.difference else None
 
-    def _shrunk(self, run: Run, difference: str) -> Failure:
-        """Take steps out for as long as the sides still differ."""
-        shortest = Failure(run.side.setting, run.name, run.calls, difference)
+    def _shrunk(self, oracle: Oracle, run: Run, difference: str) -> Failure:
+        """Make the program shorter and plainer for as long as the sides still differ."""
+        shortest = run.calls, difference
 
         def differs(program: Sequence[Step]) -> bool:
             nonlocal shortest
             calls, gave = run.side.run_ours(program, Counter())
             run.side.post(calls)
-            found = first_difference(run.side.setting, calls, gave, self._oracle.collect())
-            if found:
-                shortest = Failure(run.side.setting, run.name, calls, found)
-            return found is not None
+            verdict = compare(run.side.setting, calls, gave, oracle.collect())
+            if verdict.difference:
+                shortest = calls, verdict.difference
+            return verdict.difference is not None
 
         shrink(run.program, differs)
-        return shortest
+        return self._failure(run, *shortest)
 
-    def close(self) -> None:
-        """Close all contexts and models."""
-        self._open.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def fuzz(
-    settings: Sequence[Setting], paths: Mapping[str, Path], seed: int, numbers: range
-) -> tuple[Counter[str], Failure | None]:
-    """Run some programs in contexts and a llama.cpp of their own: a job for one of several processes."""
-    with Oracle.from_environment() as oracle, Fuzzer(oracle, settings, paths) as fuzzer:
-        failure = fuzzer.run(seed, numbers)
-        return fuzzer.tally, failure
-
-
-def shrink(program: Sequence[Step], differs: Callable[[Sequence[Step]], bool]) -> list[Step]:
-    """Return a program that still differs, but no longer does so with any one step less."""
-    steps, size = list(program), len(program)
-    while size:
-        i = 0
-        while i < len(steps):
-            shorter = steps[:i] + steps[i + size :]
-            if differs(shorter):
-                steps = shorter
-            else:
-                i += size
-        size = len(steps) // 2 if size > len(steps) else size // 2
-    return steps
+    def _failure(self, run: Run, calls: list[Call], difference: str) -> Failure:
+        self.failures.mkdir(parents=True, exist_ok=True)
+        trace = self.failures / f"verbs-{run.name}.jsonl"
+        run.side.record(calls, trace)
+        return Failure(run.name, run.side.setting, calls, difference, trace)

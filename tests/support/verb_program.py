@@ -23,7 +23,10 @@ FAR = 3000
 
 @dataclass(frozen=True)
 class Step:
-    """What to do and to which sequences; `draws` are numbers that are taken modulo whatever is possible then."""
+    """What to do and to which sequences; `draws` are numbers that are taken modulo whatever is possible then.
+
+    A draw of 0 asks for the least: one token, one place, the whole range.
+    """
 
     do: str
     seqs: tuple[int, ...]
@@ -81,7 +84,7 @@ def _extend(step: Step, state: State) -> list[Call]:
     """Continue one or several sequences in one batch."""
     most = 8 if len(step.seqs) == 1 else 4
     runs = [_run(state, s, 1 + step.draws[i] % most, step.draws[7]) for i, s in enumerate(step.seqs)]
-    if step.draws[5] % 12 == 0:
+    if step.draws[5] % 12 == 11:
         runs[0].append(runs[0][-1])  # two tokens at one position are no gap
     return [_decode(step, state, _mixed(runs, step.draws[6]))]
 
@@ -94,7 +97,7 @@ def _couple(step: Step, state: State) -> list[Call]:
 
 def _fill(step: Step, state: State) -> list[Call]:
     """Decode many tokens at once, now and then more than there is room for."""
-    n = 20 + step.draws[0] % 80 if step.draws[1] % 4 else state.room.n_batch - step.draws[0] % 100
+    n = 20 + step.draws[0] % 80 if step.draws[1] % 4 < 3 else state.room.n_batch - step.draws[0] % 100
     return [_decode(step, state, _run(state, step.seqs[0], n, 1))]
 
 
@@ -130,7 +133,6 @@ def _mixed(runs: list[list[Any]], draw: int) -> list[Any]:
     """Return runs one behind the other, in turns, or shuffled with each run's order kept."""
     order = [i for i, run in enumerate(runs) for _ in run]
     if draw % 3 == 1:
-        order.sort(key=lambda i: i)
         order = [i for k in range(max(map(len, runs))) for i, run in enumerate(runs) if k < len(run)]
     elif draw % 3 == 2:
         Random(draw).shuffle(order)
@@ -140,9 +142,9 @@ def _mixed(runs: list[list[Any]], draw: int) -> list[Any]:
 
 def _decode(step: Step, state: State, entries: Sequence[tuple[int, tuple[int, ...]]]) -> Call:
     rng, n, wanted = Random(step.draws[4]), len(entries), step.draws[3] % 8
-    flags = [wanted > 2 or rng.random() < 0.5 for _ in range(n)]
-    if wanted in (0, 1):
-        flags = [False] * (n - 1) + [wanted == 1]
+    flags = [wanted < 6 or rng.random() < 0.5 for _ in range(n)]
+    if wanted < 2:
+        flags = [False] * (n - 1) + [wanted == 0]
     return {
         "do": "decode",
         "tokens": [rng.randrange(state.room.n_vocab) for _ in range(n)],

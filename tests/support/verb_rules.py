@@ -74,14 +74,13 @@ class Situation:
     def is_move(self) -> bool:
         return self.call["do"] in MOVES
 
-    def cells(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return positions and numbers of owners of the cells in a move's range."""
+    @property
+    def moving(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the positions, and the numbers of owners, of the cells in a move's range."""
         seq_id, p0, p1, _ = self.call["args"]
         cells = self.memory.cells(0 if self.setting.unified else seq_id)
-        if seq_id >= len(cells.owners):
-            return np.empty(0, np.int32), np.empty(0, np.int64)
-        inside = cells.owners[seq_id] & (cells.pos >= p0) & ((cells.pos < p1) | (p1 < 0))
-        return cells.pos[inside], cells.owners[:, inside].sum(axis=0)
+        inside = cells.member(seq_id) & (cells.pos >= p0) & ((cells.pos < p1) | (p1 < 0))
+        return cells.pos[inside], cells.n_owners[inside]
 
     @property
     def is_shared_move(self) -> bool:
@@ -89,7 +88,7 @@ class Situation:
         return (
             self.is_move
             and self.call["args"][3] != (0 if self.call["do"] == "seq_add" else 1)
-            and bool((self.cells()[1] > 1).any())
+            and bool((self.moving[1] > 1).any())
         )
 
 
@@ -120,7 +119,7 @@ def moving_divisions(at: Situation) -> bool:
     """llama.cpp turns the keys of divided positions the wrong way."""
     if at.setting.reference_moves or at.call["do"] != "seq_div":
         return False
-    pos, _ = at.cells()
+    pos, _ = at.moving
     return bool((pos // at.call["args"][3] != pos).any())
 
 
