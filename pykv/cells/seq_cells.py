@@ -136,8 +136,7 @@ class SeqCells:
         if self.offset is not None:
             return self.first + self.offset
         if self._lo_stale:
-            held, row = pos[self.first : self.end], self.row[self.first : self.end]
-            self._lo, self._lo_stale = int(np.where(row, held, POS_INF).min()), False
+            self._renew_ends(pos)
         return self._lo
 
     def pos_max(self, pos: I32Array) -> int:
@@ -145,9 +144,20 @@ class SeqCells:
         if self.offset is not None:
             return self.end - 1 + self.offset
         if self._hi_stale:
-            held, row = pos[self.first : self.end], self.row[self.first : self.end]
-            self._hi, self._hi_stale = int((held * row).max()), False
+            self._renew_ends(pos)
         return self._hi
+
+    def _renew_ends(self, pos: I32Array) -> None:
+        """Renew stale ends. Where both were, positions may follow the cells again: all moved, or moved back."""
+        held, row, both = pos[self.first : self.end], self.row[self.first : self.end], self._lo_stale and self._hi_stale
+        if self._lo_stale:
+            self._lo = int(np.where(row, held, POS_INF).min())
+        if self._hi_stale:
+            self._hi = int((held * row).max())
+        self._lo_stale = self._hi_stale = False
+        if both and self._hi - self._lo == self.end - 1 - self.first:
+            members = self._members(self.first, self.end)
+            self.offset = _common_offset(members, pos[members])
 
     def _members(self, start: int, stop: int) -> I64Array:
         """Return the members from cell `start` to `stop` - 1, ascending; both lie in the span."""

@@ -81,6 +81,20 @@ def test_a_shifted_sequence_is_looked_through() -> None:
     cells.check()
 
 
+def test_a_shift_of_the_whole_sequence_or_back_leaves_it_aligned() -> None:
+    cells = KVCells(16)
+    cells.store(np.array([2, 3, 4, 6]), np.array([2, 3, 4, 6], np.int32), ((0,),) * 4)
+    cells.pos_add([4, 6], 3)
+    assert (cells.pos_max(0), cells.offset(0)) == (9, None)
+    cells.pos_add([4, 6], -3)
+    assert (cells.pos_max(0), cells.offset(0)) == (6, 0)
+    cells.pos_add([2, 3, 4, 6], 5)
+    assert (cells.pos_min(0), cells.offset(0)) == (7, 5)
+    cells.pos_add(3, 1)
+    assert (cells.pos_min(0), cells.pos_max(0), cells.offset(0)) == (7, 11, None), "only the ends are where they were"
+    cells.check()
+
+
 def test_check_notices_a_wrong_offset() -> None:
     cells = KVCells(8)
     cells.store(np.array([1, 2, 3, 5]), np.array([1, 3, 2, 5], np.int32), ((0,),) * 4)
