@@ -7,6 +7,7 @@ with. Both come from the same seed, so a test needs no reader to know what is in
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from pathlib import Path
@@ -230,6 +231,7 @@ SHIFT_MODELS: dict[str, TinyModel] = {
     "norm-linear": replace(NARROW, seed=42, rope_scaling=RopeScaling("linear", 4.0)),
     "norm-factors": replace(NARROW, seed=43, has_rope_factors=True, rope_base=500000.0),
     "norm-yarn": replace(NARROW, seed=44, rope_scaling=YARN),
+    "norm-yarn-unit": replace(NARROW, seed=50, rope_scaling=replace(YARN, attn_factor=1 / (1 + 0.1 * math.log(4.0)))),
     "neox": replace(NARROW, arch="qwen2", seed=45, has_bias=True, rope_base=1e6, n_layer=3),
     "neox-linear": replace(NARROW, arch="qwen2", seed=46, rope_scaling=RopeScaling("linear", 2.0)),
     "wide": replace(WIDE, seed=47),
@@ -238,5 +240,5 @@ SHIFT_MODELS: dict[str, TinyModel] = {
 }
 """Every way of rotating keys, as small as can be: thousands of programs run on them.
 
-Heads of 64 are those whose quantised keys get Hadamard rotation.
+Heads of 64 are those whose quantised keys get Hadamard rotation; "unit" is YaRN that leaves the length of keys alone.
 """

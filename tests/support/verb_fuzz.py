@@ -244,8 +244,8 @@ class Fuzzer:
     def _side(self, stack: ExitStack, oracle: Oracle, setting: Setting) -> Side:
         path = self.paths[setting.model]
         model = stack.enter_context(pykv.Model.load(str(path)))
-        ours = model.context(**setting.params, reference_moves=setting.reference_moves)
-        theirs = oracle.context(path, **setting.params)
+        ours = model.context(**setting.params, **setting.our_params)
+        theirs = oracle.context(path, **setting.params, **setting.their_params)
         return Side(stack.enter_context(ours), stack.enter_context(theirs), setting)
 
     def _run(self, oracle: Oracle, sides: Sequence[Side], numbers: range) -> Report:

@@ -9,7 +9,7 @@ sequences hold then, and from nothing else: a program that lost some of its step
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -87,6 +87,14 @@ def _extend(step: Step, state: State) -> list[Call]:
     if step.draws[5] % 12 == 11:
         runs[0].append(runs[0][-1])  # two tokens at one position are no gap
     return [_decode(step, state, _mixed(runs, step.draws[6]))]
+
+
+def _generate(step: Step, state: State) -> list[Call]:
+    """Continue some sequences together, one token each at a time: graphs are used again."""
+    seqs = step.seqs[: 1 + step.draws[0] % len(step.seqs)]
+    rounds = [[(state.next(s) + i, (s,)) for s in seqs] for i in range(1 + step.draws[1] % 4)]
+    seeds = [replace(step, draws=(*step.draws[:4], step.draws[4] + i, *step.draws[5:])) for i in range(len(rounds))]
+    return [_decode(seed, state, entries) for seed, entries in zip(seeds, rounds, strict=True)]
 
 
 def _couple(step: Step, state: State) -> list[Call]:
@@ -230,7 +238,8 @@ def _range(span: tuple[int, int], draws: Sequence[int]) -> tuple[int, int]:
 
 
 WEIGHTS: dict[str, int] = {
-    "extend": 40,
+    "extend": 32,
+    "generate": 12,
     "couple": 3,
     "fill": 1,
     "wrong": 3,
@@ -248,6 +257,7 @@ WEIGHTS: dict[str, int] = {
 
 RESOLVERS: dict[str, Callable[[Step, State], list[Call]]] = {
     "extend": _extend,
+    "generate": _generate,
     "couple": _couple,
     "fill": _fill,
     "wrong": _wrong,

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from support.tiny_gguf import NARROW
 from support.verb_program import Call, Room
 
 import pykv
+from pykv.memory.rope_turn import magnitude
+from pykv.models import RopeRequest
 
-N_CELLS = 256
-"""Cells of a stream: the least there is, so that programs can fill them."""
+N_BATCH = 256
+"""Tokens of a batch, at most; also the fewest cells that a stream can have, so that one batch can fill it."""
 
 TOLERANCES = {"f32": 1e-6, "f16": 1e-5, "q8_0": 1e-3}
 
@@ -26,6 +29,8 @@ class Setting:
     Attributes
     ----------
     reference_moves : pykv moves shared cells, and turns keys in seq_div, as llama.cpp does.
+    n_cells : of a stream.
+    freq_base, freq_scale : of RoPE, if not the model's own.
     """
 
     model: str
@@ -36,6 +41,9 @@ class Setting:
     flash: bool
     reference_moves: bool = True
     n_ubatch: int = 64
+    n_cells: int = N_BATCH
+    freq_base: float = 0.0
+    freq_scale: float = 0.0
 
     @property
     def tolerance(self) -> float:
@@ -44,14 +52,14 @@ class Setting:
 
     @property
     def room(self) -> Room:
-        return Room(self.n_seqs, N_CELLS, 272, self.unified)
+        return Room(self.n_seqs, N_BATCH, NARROW.n_vocab, self.unified)
 
     @property
     def params(self) -> dict[str, Any]:
         """Context parameters that both sides know."""
         return {
-            "n_ctx": N_CELLS if self.unified else N_CELLS * self.n_seqs,
-            "n_batch": N_CELLS,
+            "n_ctx": self.n_cells if self.unified else self.n_cells * self.n_seqs,
+            "n_batch": N_BATCH,
             "n_ubatch": self.n_ubatch,
             "n_seq_max": self.n_seqs,
             "kv_unified": self.unified,
@@ -60,6 +68,17 @@ class Setting:
             "flash_attn": self.flash,
             "n_threads": 1,
         }
+
+    @property
+    def our_params(self) -> dict[str, Any]:
+        """Parameters that have other names in pykv, or are its own."""
+        rope = RopeRequest(freq_base=self.freq_base, freq_scale=self.freq_scale)
+        return {"rope": rope, "reference_moves": self.reference_moves}
+
+    @property
+    def their_params(self) -> dict[str, Any]:
+        """Parameters that have other names in llama.cpp."""
+        return {"rope_freq_base": self.freq_base, "rope_freq_scale": self.freq_scale}
 
 
 @dataclass(frozen=True)
@@ -107,7 +126,8 @@ def coupled_in_streams(at: Situation) -> bool:
 
 def yarn_moves(at: Situation) -> bool:
     """llama.cpp multiplies all stored keys by YaRN's magnitude at every shift; pykv turns the moved ones only."""
-    return at.is_move and "yarn" in at.setting.model
+    rope = at.memory.spec.layers[0].rope
+    return at.is_move and rope is not None and abs(magnitude(rope) - 1) > 1e-6
 
 
 def shared_moves(at: Situation) -> bool:
