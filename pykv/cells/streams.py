@@ -208,6 +208,8 @@ class CellStreams(StreamTable):
 
     def _split_off(self, seq_id: int, stream: int, idxs: I64Array) -> I64Array:
         """Give a sequence copies of cells in place of these; returns the cells of the copies."""
+        if idxs.size == 0:
+            return idxs
         cells = self.cells[stream]
         own = find_cells(cells, self.heads[stream], idxs.size, NO_WINDOW, cont=False)
         if own is None:
@@ -230,6 +232,8 @@ class CellStreams(StreamTable):
         if idxs.size > room:
             raise NoSlotError(f"seq_cp: {idxs.size} cells of sequence {src}, and stream {dst} has room for {room}")
         self._freed(dst, old[target.seq_rm(old, dst)])
+        if idxs.size == 0:
+            return
         if target.n_used == 0:  # a twin, cell by cell
             target.reset()
             own, self.heads[dst] = idxs, self.heads[src]
@@ -237,8 +241,7 @@ class CellStreams(StreamTable):
             found = find_cells(target, self.heads[dst], idxs.size, NO_WINDOW, cont=False)
             assert found is not None, "room was counted"
             own = found
-        if idxs.size:
-            self._copy_cells(dst, RowCopy(src, dst, idxs, own))
+        self._copy_cells(dst, RowCopy(src, dst, idxs, own))
 
     def _copy_cells(self, seq_id: int, copy: RowCopy) -> None:
         """Fill cells like others, for one sequence, and queue the copying of their rows."""

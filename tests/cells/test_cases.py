@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.cell_state import state
+from support.cell_state import queued, shifts, state
+from support.stored_rows import StoredRows
 from support.ubatches import run, ubatch
 
 from pykv.batch.ubatch import UBatch
 from pykv.cells import CellStreams, MaskRule, SwaType, Window, fill_mask, visible
-from pykv.errors import SequenceError
+from pykv.errors import NoSlotError, SequenceError
 
 CAUSAL = MaskRule()
 
@@ -23,6 +24,17 @@ def decode(streams: CellStreams, *ubatches: UBatch) -> bool:
     return slots is not None
 
 
+def store(streams: CellStreams, *ubatches: UBatch) -> StoredRows:
+    """Store ubatches with rows beside them; the tokens are 1, 2, ..."""
+    stored = StoredRows(streams)
+    for ub in ubatches:
+        slot = streams.find_slot(ub)
+        assert slot is not None
+        streams.apply(slot, ub)
+        stored.write(slot, ub, stored.fresh(ub.n_tokens))
+    return stored
+
+
 def occupied(streams: CellStreams) -> str:
     return " ".join(cell for cell in streams.dump().split() if not cell.endswith("."))
 
@@ -34,6 +46,27 @@ def shown_cells(streams: CellStreams, ub: UBatch, n_kv: int, rule: MaskRule = CA
     fill_mask(out, streams, slot, ub, rule)
     assert (np.isneginf(out) | (out == 0)).all()
     return [np.flatnonzero(row == 0).tolist() for row in out[0]]
+
+
+# case A01, ggml-org/llama.cpp#3825
+
+
+def test_of_two_shifts_before_an_update_only_the_last_reached_the_keys() -> None:
+    streams = CellStreams(8)
+    stored = store(streams, run(0, 0, 6))
+    streams.seq_rm(0, 0, 2)
+    streams.seq_add(0, 2, 6, -2)
+    streams.seq_add(0, 1, 4, +3)
+    assert occupied(streams) == "2:0{0} 3:4{0} 4:5{0} 5:6{0}"
+    assert shifts(streams) == [0, 0, -2, 1, 1, 1, 0, 0]
+    rows, deltas = streams.moved_rows()
+    assert (rows.tolist(), deltas.tolist()) == ([2, 3, 4, 5], [-2, 1, 1, 1])
+    stored.update()
+    assert stored.rows[0, 2:6, 1].tolist() == [0, 4, 5, 6]
+    after = stored.rows.copy()
+    assert not streams.has_shift
+    stored.update()
+    assert stored.rows.tolist() == after.tolist()
 
 
 # case A02, ggml-org/llama.cpp#13983
@@ -57,6 +90,22 @@ def test_removing_from_any_sequence_stopped_working() -> None:
     streams.check()
 
 
+# case A03, ggml-org/llama.cpp#12160
+
+
+def test_the_second_cut_of_a_chunk_reuse_removed_cells_that_were_wanted() -> None:
+    streams = CellStreams(16)
+    stored = store(streams, run(0, 0, 9))
+    for dst, src, n in ((2, 4, 2), (4, 7, 2)):
+        streams.seq_rm(0, dst, src)
+        streams.seq_add(0, src, src + n, dst - src)
+    streams.seq_rm(0, 6)
+    assert occupied(streams) == "0:0{0} 1:1{0} 4:2{0} 5:3{0} 7:4{0} 8:5{0}"
+    tokens = dict(enumerate("abcdefghj", 1))
+    assert "".join(tokens[token] for _, token, _ in stored.of_sequence(0)) == "abefhj"
+    assert [angle for _, _, angle in stored.of_sequence(0)] == list(range(6))
+
+
 # case A04, ggml-org/llama.cpp PR #5622
 
 
@@ -69,7 +118,7 @@ def test_a_context_shift_lost_one_token_too_many() -> None:
     assert streams.cells[0].n_used == 10
     assert streams.pos_max(0) + 1 == 10
     assert [streams.cells[0].seq_pos_tok_le(0, p) for p in range(10)] == [0, 1, 2, 3, 10, 11, 12, 13, 14, 15]
-    assert streams.shifts().tolist() == [0] * 10 + [-6] * 6
+    assert shifts(streams) == [0] * 10 + [-6] * 6
     streams.check()
 
 
@@ -153,6 +202,53 @@ def test_halving_a_batch_that_does_not_fit_comes_to_an_end() -> None:
     assert (streams.cells[0].n_used, streams.pos_max(0)) == (8, 7)
 
 
+# case A13, gravitee-io/llamaj.cpp#119 and ggml-org/llama.cpp PR #14363
+
+
+def two_streams() -> tuple[CellStreams, StoredRows]:
+    streams = CellStreams(8, n_seq_max=2, unified=False)
+    return streams, store(streams, run(0, 0, 4), run(1, 0, 6))
+
+
+def test_copying_a_part_to_another_stream_ended_the_process() -> None:
+    streams, stored = two_streams()
+    streams.seq_cp(0, 1, 0, 2)
+    assert [streams.dump(s) for s in range(2)] == [
+        "0:0{0} 1:1{0} 2:2{0} 3:3{0}",
+        "0:0{1} 1:1{1} 2:2{1} 3:3{1} 4:4{1} 5:5{1}",
+    ]
+    assert [row[:2] for row in stored.of_sequence(1)] == [(0, 1), (1, 2), (2, 7), (3, 8), (4, 9), (5, 10)]
+
+
+def test_a_whole_copy_to_another_stream_replaces_it() -> None:
+    streams, stored = two_streams()
+    streams.seq_cp(0, 1)
+    assert streams.dump(1) == "0:0{1} 1:1{1} 2:2{1} 3:3{1}"
+    assert streams.heads == [4, 4]
+    assert queued(streams) == [(0, 1, [0, 1, 2, 3], [0, 1, 2, 3])]
+    stored.update()
+    streams.seq_rm(0)
+    assert [row[:2] for row in stored.of_sequence(1)] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+
+def test_a_part_that_another_stream_has_no_room_for_is_a_normal_error() -> None:
+    streams, _ = two_streams()
+    assert decode(streams, run(1, 6, 8))
+    streams.seq_add(1, 0, -1, 10)
+    before = state(streams)
+    with pytest.raises(NoSlotError, match="2 cells of sequence 0, and stream 1 has room for 0"):
+        streams.seq_cp(0, 1, 0, 2)
+    assert state(streams) == before
+
+
+def test_in_one_stream_a_part_is_shared() -> None:
+    streams = CellStreams(8)
+    store(streams, run(0, 0, 4))
+    streams.seq_cp(0, 1, 0, 2)
+    assert streams.dump() == "0:0{0,1} 1:1{0,1} 2:2{0} 3:3{0}"
+    assert queued(streams) == []
+
+
 # case A14, ggml-org/llama.cpp#17316
 
 
@@ -163,7 +259,7 @@ def test_a_batch_without_the_sequence_at_fault_succeeds() -> None:
     decode(streams, run(2, 0, 3))
     assert streams.cells[0].n_used == 13
     assert decode(streams, ubatch([(0, 4), (1, 6)]))
-    assert streams.dump().split()[13:] == ["13:4{0}", "14:6{1}", "15:."]
+    assert streams.dump().split()[13:] == ["13:4{0}", "14:6{1}"]
     assert [streams.pos_max(s) for s in range(3)] == [4, 6, 2]
 
 

@@ -27,6 +27,20 @@ def test_what_a_window_shows_is_one_run_of_positions(kind: SwaType, n: int) -> N
         assert [lo <= p0 <= hi for p0 in range(40)] == [not masked_swa(n, kind.name, p0, p1) for p0 in range(40)]
 
 
+@pytest.mark.parametrize(
+    ("window", "kind"),
+    [
+        (NO_WINDOW, "full"),
+        (Window(4), "full"),
+        (Window(4, SwaType.STANDARD), "standard"),
+        (Window(4, SwaType.CHUNKED), "chunked"),
+        (Window(4, SwaType.SYMMETRIC), "symmetric"),
+    ],
+)
+def test_what_a_layer_with_a_window_is_called(window: Window, kind: str) -> None:
+    assert window.kind == kind
+
+
 @pytest.mark.parametrize("kind", [SwaType.STANDARD, SwaType.CHUNKED, SwaType.SYMMETRIC])
 def test_a_window_of_nothing_is_refused(kind: SwaType) -> None:
     with pytest.raises(ParamError, match="n_swa = 0"):

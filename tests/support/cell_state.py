@@ -10,7 +10,7 @@ from pykv.cells import CellStreams
 
 
 def state(streams: CellStreams) -> dict[str, Any]:
-    """Return all figures of all cells, also of empty ones."""
+    """Return all figures of all cells, also of empty ones, and what is queued."""
     return {
         "pos": [c.pos.tolist() for c in streams.cells],
         "shift": [c.shift.tolist() for c in streams.cells],
@@ -19,12 +19,22 @@ def state(streams: CellStreams) -> dict[str, Any]:
         "has_shift": [c.has_shift for c in streams.cells],
         "n_used": [c.n_used for c in streams.cells],
         "heads": list(streams.heads),
-        "copies": list(streams.pending_copies),
+        "copies": queued(streams),
     }
 
 
+def queued(streams: CellStreams) -> list[tuple[int, int, list[int], list[int]]]:
+    """Return the queued copies as (source stream, destination stream, source cells, destination cells)."""
+    return [(c.src_stream, c.dst_stream, c.src.tolist(), c.dst.tolist()) for c in streams.pending_copies]
+
+
+def shifts(streams: CellStreams) -> list[int]:
+    """Return the pending shift of every cell, stream after stream."""
+    return [int(shift) for cells in streams.cells for shift in cells.shift]
+
+
 def naive_state(streams: NaiveStreams) -> dict[str, Any]:
-    """Return the same of the plain-Python model."""
+    """Return the same of the plain-Python model, which queues nothing."""
     return {
         "pos": [c.pos for c in streams.cells],
         "shift": [c.shift for c in streams.cells],
@@ -33,5 +43,4 @@ def naive_state(streams: NaiveStreams) -> dict[str, Any]:
         "has_shift": [c.has_shift for c in streams.cells],
         "n_used": [len(c.used()) for c in streams.cells],
         "heads": streams.heads,
-        "copies": streams.copies,
     }

@@ -13,14 +13,26 @@ from pykv.batch.ubatch import UBatch
 INF = 2**31 - 1
 
 
-class NaiveCells:
-    """One stream (spec cells.md)."""
+class Refused(Exception):
+    """A verb that cannot be honoured; its argument says why. Nothing has changed."""
 
-    def __init__(self, n: int) -> None:
-        self.n = n
+
+class NaiveCells:
+    """One stream (spec cells.md).
+
+    Attributes
+    ----------
+    token, angle : what the row of each cell must hold once all pending work is done: which token was stored in it,
+        and by how much its key is turned in all.
+    """
+
+    def __init__(self, n: int, div_sign: int = 1) -> None:
+        self.n, self.div_sign = n, div_sign
         self.reset()
 
     def reset(self) -> None:
+        self.token = [0] * self.n
+        self.angle = [0] * self.n
         self.pos = [-1] * self.n
         self.shift = [0] * self.n
         self.ext = [(0, 0, -1)] * self.n
@@ -55,7 +67,7 @@ class NaiveCells:
     def pos_set(self, i: int, p: int) -> None:
         assert self.empty(i)
         assert not self.seq[i]
-        self.pos[i] = p
+        self.pos[i] = self.angle[i] = p
 
     def ext_set(self, i: int, ext: tuple[int, int, int]) -> None:
         self.ext[i] = ext
@@ -91,6 +103,7 @@ class NaiveCells:
         self.has_shift = True
         self.pos[i] += d
         self.shift[i] += d
+        self.angle[i] += d
         if self.pos[i] < 0:
             self.pos[i], self.shift[i], self.seq[i] = -1, 0, set()
             return True
@@ -100,8 +113,17 @@ class NaiveCells:
         assert not self.empty(i)
         old = self.pos[i]
         self.pos[i] = old // d
-        self.shift[i] += self.pos[i] - old
+        self.shift[i] += (self.pos[i] - old) * self.div_sign
+        self.angle[i] += (self.pos[i] - old) * self.div_sign
         self.has_shift = True
+
+    def copy_from(self, other: NaiveCells, i: int, j: int, s: int) -> None:
+        """Let the empty cell `j` be what cell `i` of a stream is, for sequence `s` alone."""
+        self.pos_set(j, other.pos[i])
+        self.seq_add(j, s)
+        self.ext_set(j, other.ext[i])
+        self.shift[j], self.token[j], self.angle[j] = other.shift[i], other.token[i], other.angle[i]
+        self.has_shift = self.has_shift or other.shift[i] != 0
 
     def seq_pos_tok_le(self, s: int, p: int) -> int:
         below = [(q, i) for q, i in self.pairs(s) if q <= p]
@@ -119,13 +141,19 @@ def masked_swa(n: int, kind: str, p0: int, p1: int) -> bool:
 
 
 class NaiveStreams:
-    """One cache (spec kv_cache.md sections 2 to 6)."""
+    """One cache (spec kv_cache.md sections 2 to 6).
 
-    def __init__(self, n: int, n_seq_max: int, unified: bool, n_swa: int = 0, kind: str = "NONE") -> None:
-        self.n, self.unified, self.n_swa, self.kind = n, unified, n_swa, kind
-        self.cells = [NaiveCells(n) for _ in range(1 if unified else n_seq_max)]
+    Parameters
+    ----------
+    reference : move cells as llama.cpp does: shared ones for all owners, and by old - new in a division.
+    """
+
+    def __init__(
+        self, n: int, n_seq_max: int, unified: bool, n_swa: int = 0, kind: str = "NONE", *, reference: bool = False
+    ) -> None:
+        self.n, self.unified, self.n_swa, self.kind, self.reference = n, unified, n_swa, kind, reference
+        self.cells = [NaiveCells(n, -1 if reference else 1) for _ in range(1 if unified else n_seq_max)]
         self.heads = [0] * len(self.cells)
-        self.copies: list[tuple[int, int]] = []
 
     def stream(self, s: int) -> int:
         return 0 if len(self.cells) == 1 else s
@@ -139,7 +167,7 @@ class NaiveStreams:
         found = [(stream, self.walk(stream, n, cont)) for stream in parts]
         return None if any(idxs is None for _, idxs in found) else found
 
-    def walk(self, stream: int, n: int, cont: bool) -> list[int] | None:
+    def walk(self, stream: int, n: int, cont: bool, empty_only: bool = False) -> list[int] | None:
         cells, h = self.cells[stream], self.heads[stream]
         if h > len(cells.used()) + 2 * n:
             h = 0
@@ -155,7 +183,7 @@ class NaiveStreams:
                 i = h
                 h += 1
                 tested += 1
-                if self.usable(cells, i):
+                if cells.empty(i) or (not empty_only and self.left_window(cells, i)):
                     got.append(i)
                 elif cont:
                     break
@@ -166,15 +194,14 @@ class NaiveStreams:
             if tested >= self.n:
                 return None
 
-    def usable(self, cells: NaiveCells, i: int) -> bool:
-        if cells.empty(i):
-            return True
+    def left_window(self, cells: NaiveCells, i: int) -> bool:
         if len(cells.seq[i]) != 1:
             return False
         (q,) = cells.seq[i]
         return masked_swa(self.n_swa, self.kind, cells.pos[i], cells.pos_max(q) + 1)
 
-    def apply(self, slot: list[tuple[int, list[int]]], ub: UBatch) -> None:
+    def apply(self, slot: list[tuple[int, list[int]]], ub: UBatch, tokens: list[int] | None = None) -> None:
+        """Store a ubatch; `tokens` tells what is written to the rows."""
         n = ub.n_tokens // len(slot)
         lost: dict[int, int] = {}
         for k, (stream, idxs) in enumerate(slot):
@@ -186,6 +213,7 @@ class NaiveStreams:
                     lost[q] = max(lost.get(q, -1), cells.pos[c])
                     cells.rm(c)
                 cells.pos_set(c, int(ub.pos[0, i]))
+                cells.token[c] = tokens[i] if tokens else 0
                 if ub.is_pos_2d or ub.token is not None:
                     x, y = (int(ub.pos[2, i]), int(ub.pos[1, i])) if ub.is_pos_2d else (0, 0)
                     cells.ext_set(c, (x, y, -1 if ub.token is None else int(ub.token[i])))
@@ -240,27 +268,37 @@ class NaiveStreams:
         return True
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Share cells within a stream; across streams become, in the range, what `src` is."""
         s0, s1 = self.stream(src), self.stream(dst)
-        if s0 != s1:
-            self.copy_stream(src, dst)
-            return
         p0, p1 = self.bounds(p0, p1)
-        for i in range(self.n):
-            if p0 <= self.cells[s0].pos[i] < p1 and src in self.cells[s0].seq[i]:
+        hit = self.within(src, p0, p1)
+        if s0 == s1:
+            for i in hit:
                 self.cells[s0].seq[i].add(dst)
+            return
+        target, old = self.cells[s1], self.within(dst, p0, p1)
+        if len(hit) > self.n - len(target.used()) + len(old):
+            raise Refused("no room")
+        self.seq_rm(dst, p0, p1)
+        if hit and not target.used():
+            target.reset()
+            own, self.heads[s1] = hit, self.heads[s0]
+        else:
+            own = self.room(s1, len(hit))
+        for i, j in zip(hit, own, strict=True):
+            target.copy_from(self.cells[s0], i, j, dst)
 
-    def copy_stream(self, src: int, dst: int) -> None:
-        old, new = self.cells[src], self.cells[dst]
-        new.reset()
-        for i in range(self.n):
-            if src in old.seq[i]:
-                new.pos_set(i, old.pos[i] - old.shift[i])
-                new.seq_add(i, dst)
-                new.ext_set(i, old.ext[i])
-                if old.shift[i]:
-                    new.pos_add(i, old.shift[i])
-        self.heads[dst] = self.heads[src]
-        self.copies.append((src, dst))
+    def within(self, s: int, p0: int, p1: int) -> list[int]:
+        """Return the cells of a sequence that hold a position of ``[p0, p1)``."""
+        cells = self.cells[self.stream(s)]
+        return [i for i in range(self.n) if s in cells.seq[i] and p0 <= cells.pos[i] < p1]
+
+    def room(self, stream: int, n: int) -> list[int]:
+        """Return `n` empty cells in ring order from the head."""
+        own = self.walk(stream, n, cont=False, empty_only=True) if n else []
+        if own is None:
+            raise Refused("shared_cells")
+        return own
 
     def seq_keep(self, s: int) -> None:
         stream = self.stream(s)
@@ -273,8 +311,13 @@ class NaiveStreams:
         if d == 0 or p0 == p1:
             return
         cells = self.cells[self.stream(s)]
-        hit = [i for i in range(self.n) if s in cells.seq[i] and p0 <= cells.pos[i] < p1]
-        freed = [i for i in hit if cells.pos_add(i, d)]
+        hit = self.within(s, p0, p1)
+        if not self.reference:
+            hit = self.split_off(s, hit, staying=[i for i in hit if cells.pos[i] + d < 0])
+            for i in [i for i in hit if len(cells.seq[i]) > 1]:
+                cells.seq[i].remove(s)
+                hit.remove(i)
+        freed = [i for i in sorted(hit) if cells.pos_add(i, d)]
         self.heads[self.stream(s)] = freed[0] if freed else 0
 
     def seq_div(self, s: int, p0: int, p1: int, d: int) -> None:
@@ -282,8 +325,22 @@ class NaiveStreams:
         if d == 1 or p0 == p1:
             return
         cells = self.cells[self.stream(s)]
-        for i in [i for i in range(self.n) if s in cells.seq[i] and p0 <= cells.pos[i] < p1]:
+        hit = self.within(s, p0, p1)
+        if not self.reference:
+            hit = self.split_off(s, hit, staying=[i for i in hit if cells.pos[i] // d == cells.pos[i]])
+        for i in hit:
             cells.pos_div(i, d)
+
+    def split_off(self, s: int, hit: list[int], staying: list[int]) -> list[int]:
+        """Give a sequence copies of the shared ones of its cells, but for some; returns its cells then."""
+        stream = self.stream(s)
+        cells = self.cells[stream]
+        shared = [i for i in hit if len(cells.seq[i]) > 1 and i not in staying]
+        own = self.room(stream, len(shared))
+        for i, j in zip(shared, own, strict=True):
+            cells.copy_from(cells, i, j, s)
+            cells.seq[i].remove(s)
+        return [i for i in hit if i not in shared] + own
 
 
 def mask_value(
