@@ -36,8 +36,8 @@ def command(
     ] = None,
     other_model: Annotated[str | None, _changed("--other-model", metavar="FILE", help="Another GGUF file.")] = None,
     device: Annotated[str | None, _changed("--device", "-d", metavar="NAME", help="One that devices lists.")] = None,
-    ctx: Annotated[int | None, _changed("--ctx", "-c", metavar="N", min=0, help="Cells.")] = None,
-    ubatch: Annotated[int | None, _changed("--ubatch", metavar="N", min=0, help="Tokens computed at once.")] = None,
+    ctx: Annotated[int | None, _changed("--ctx", "-c", metavar="N", min=1, help="Cells.")] = None,
+    ubatch: Annotated[int | None, _changed("--ubatch", metavar="N", min=1, help="Tokens computed at once.")] = None,
     type_k: Annotated[str | None, _changed("--type-k", metavar="TYPE", help="How keys are stored.")] = None,
     type_v: Annotated[str | None, _changed("--type-v", metavar="TYPE", help="How values are stored.")] = None,
     streams: Annotated[
@@ -110,7 +110,7 @@ def _record(trace: TraceFile, report: Report, dump: bool) -> dict[str, object]:
         "second": report.second,
         "is_recording": report.is_recording,
         "has_logits": report.has_logits,
-        "tolerance": report.tolerance,
+        "tolerance": asdict(report.tolerance),
         "difference": None if report.difference is None else asdict(report.difference),
     }
     if dump:
@@ -164,7 +164,7 @@ def _difference(report: Report) -> Any:
     for name, value in zip(_names(report), (found.first, found.second), strict=True):
         table.add_row(f"  {name}", value)
     if found.nmse is not None:
-        table.add_row("  NMSE", f"{found.nmse:.3g}, tolerance {report.tolerance:.3g}")
+        table.add_row("  NMSE", f"{found.nmse:.3g}, tolerance {found.tolerance:.3g}")
     return table
 
 

@@ -116,7 +116,7 @@ class StandInGraph:
         for tensor, value in zip((self._table, self._ones, *self._factors), values, strict=True):
             self.buffer.adopt(tensor).set(value)
         self.buffer.mark_weights()
-        self._spec = spec_of(shape.spec, self._factors.__getitem__)
+        self._spec = spec_of(shape.spec, self._factors)
         self._last = max(il for il, layer in enumerate(self._spec.layers) if layer.n_head_kv)
 
     def memory_spec(self, rope: ContextRope) -> MemorySpec:

@@ -11,25 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from pykv.ggml import DType
-from pykv.runtime.fingerprint import Fingerprint
+from pykv.runtime.fingerprint import N_SAMPLES, Fingerprint
 from pykv.runtime.replay_side import LiveRun, Side
+from pykv.runtime.tolerance import Tolerance
 from pykv.runtime.trace_step import Outcome, Step
 from pykv.typing import F32Array
-
-TOLERANCE = {
-    DType.F32: 1e-5,
-    DType.F16: 1e-4,
-    DType.BF16: 1e-3,
-    DType.Q8_0: 5e-3,
-    DType.Q5_1: 5e-2,
-    DType.Q5_0: 5e-2,
-    DType.Q4_1: 2e-1,
-    DType.Q4_0: 2e-1,
-    DType.IQ4_NL: 2e-1,
-}
-"""NMSE of a row that rounding to a type may cost. A key at a wrong position, or another token's, costs about 1."""
-
 
 SMALL = 1e-2
 """A row of less than this share of the others' squared size, such as the V of a first token, may be off by as much as
@@ -48,7 +34,7 @@ class Difference:
     kind : "outcome", "positions", "cells", "K", "V" or "logits".
     where : what narrows it down: "seq", "layer", "pos", "row".
     first, second : what each side has.
-    nmse : of the row, where rows differ.
+    nmse, tolerance : of the row, where rows differ, and the most that counts as equal.
     """
 
     step: int
@@ -59,6 +45,7 @@ class Difference:
     first: str
     second: str
     nmse: float | None = None
+    tolerance: float | None = None
 
     @property
     def place(self) -> str:
@@ -79,11 +66,12 @@ class Found:
     first: str
     second: str
     nmse: float | None = None
+    tolerance: float | None = None
 
     def at(self, number: int, step: Step | None) -> Difference:
         """Return the difference, found after a step, or after all of them."""
         did, line = ("the end", 0) if step is None else (str(step), step.line)
-        return Difference(number, line, did, self.kind, self.where, self.first, self.second, self.nmse)
+        return Difference(number, line, did, **vars(self))
 
 
 def differ_in_outcome(first: Outcome, second: Outcome) -> Found | None:
@@ -109,10 +97,11 @@ def differ_in_cells(first: LiveRun, second: LiveRun, seqs: Iterable[int]) -> Fou
     return None
 
 
-def differ_in_rows(first: LiveRun, second: LiveRun, seqs: Iterable[int], tolerance: float) -> Found | None:
+def differ_in_rows(first: LiveRun, second: LiveRun, seqs: Iterable[int], tolerance: Tolerance) -> Found | None:
     """Compare K and V of the sequences, layer by layer, the first layer that differs first."""
     held = sorted(seq for seq in seqs if len(first.positions(seq)))
-    for il in first.layers:
+    for i_layer, il in enumerate(first.layers):
+        most = tolerance.spread if i_layer else tolerance.stored
         for kind in ("K", "V"):
             for seq in held:
                 positions, one = first.rows(kind, il, seq)
@@ -120,15 +109,15 @@ def differ_in_rows(first: LiveRun, second: LiveRun, seqs: Iterable[int], toleran
                 if one.shape != other.shape:
                     return Found(kind, {"layer": il, "seq": seq}, f"shape {one.shape}", f"shape {other.shape}")
                 off = row_nmse(one, other)
-                bad = np.flatnonzero(off > tolerance)
+                bad = np.flatnonzero(off > most)
                 if bad.size:
                     i = int(bad[0])
                     where = {"layer": il, "seq": seq, "pos": int(positions[i])}
-                    return Found(kind, where, _row(one[i]), _row(other[i]), float(off[i]))
+                    return Found(kind, where, _row(one[i]), _row(other[i]), float(off[i]), most)
     return None
 
 
-def differ_in_logits(first: LiveRun, second: Side, tolerance: float) -> Found | None:
+def differ_in_logits(first: LiveRun, second: Side, tolerance: Tolerance) -> Found | None:
     """Compare the logits, row by row; with a recording, what it keeps of them."""
     if isinstance(second, LiveRun):
         if first.logits is None or second.logits is None or first.logits.shape[1] != second.logits.shape[1]:
@@ -144,11 +133,11 @@ def differ_in_logits(first: LiveRun, second: Side, tolerance: float) -> Found | 
     if one.shape != other.shape:
         return Found("logits", {}, f"{len(one)} rows", f"{len(other)} rows")
     off = row_nmse(one, other)
-    bad = np.flatnonzero(off > tolerance)
+    bad = np.flatnonzero(off > tolerance.spread)
     if not bad.size:
         return None
     i = int(bad[0])
-    return Found("logits", {"row": i}, f"top-1 {tops[0][i]}", f"top-1 {tops[1][i]}", float(off[i]))
+    return Found("logits", {"row": i}, f"top-1 {tops[0][i]}", f"top-1 {tops[1][i]}", float(off[i]), tolerance.spread)
 
 
 def row_nmse(one: F32Array, other: F32Array) -> F32Array:
@@ -163,13 +152,8 @@ def row_nmse(one: F32Array, other: F32Array) -> F32Array:
     return result
 
 
-def tolerance_of(*types: DType) -> float:
-    """Return the NMSE that rounding to these types explains."""
-    return max(TOLERANCE[dtype] for dtype in types)
-
-
 def _table(rows: tuple[Fingerprint, ...]) -> Any:
-    return np.array([row.values for row in rows], np.float32).reshape(len(rows), -1)
+    return np.array([row.values for row in rows], np.float32).reshape(len(rows), 2 + N_SAMPLES)
 
 
 def _ends(ends: tuple[int, int] | None) -> str:

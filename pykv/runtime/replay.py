@@ -5,19 +5,12 @@ The second side is the same with what the caller changed; where nothing was chan
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import cast
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 
 from pykv.cells import CellsView
 from pykv.errors import ParamError, TraceError
-from pykv.ggml import Device, DType, cpu_device, devices, find_device
-from pykv.memory import AttentionPlan
-from pykv.models.stand_in import StandIn
-from pykv.runtime.context import Context
 from pykv.runtime.difference import (
     Difference,
     Found,
@@ -26,40 +19,15 @@ from pykv.runtime.difference import (
     differ_in_logits,
     differ_in_outcome,
     differ_in_rows,
-    tolerance_of,
 )
-from pykv.runtime.model import Model
-from pykv.runtime.params import FlashAttn
+from pykv.runtime.replay_setup import Changes, ModelPath, described, knows_logits, open_run, recorded
 from pykv.runtime.replay_side import LiveRun, Recording, Side
-from pykv.runtime.trace_file import TraceFile, TraceHeader
+from pykv.runtime.tolerance import Tolerance
+from pykv.runtime.trace_file import TraceFile
 from pykv.runtime.trace_step import DecodeStep, Step, VerbStep
 from pykv.typing import as_number
 
-ModelPath = str | os.PathLike[str]
-
-
-@dataclass(frozen=True)
-class Changes:
-    """What the second side does otherwise; None = as recorded."""
-
-    device: str | None = None
-    model: ModelPath | None = None
-    n_ctx: int | None = None
-    n_ubatch: int | None = None
-    type_k: str | None = None
-    type_v: str | None = None
-    kv_unified: bool | None = None
-    flash_attn: FlashAttn | None = None
-    reference_moves: bool | None = None
-
-    @property
-    def params(self) -> dict[str, object]:
-        """The context parameters among them."""
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("device", "model")}
-        return {name: value for name, value in given.items() if value is not None}
-
-    def __bool__(self) -> bool:
-        return self != Changes()
+__all__ = ["Changes", "Report", "replay"]
 
 
 @dataclass
@@ -72,7 +40,7 @@ class Report:
     first, second : what ran on each side, by name.
     is_recording : the second side is the recording.
     has_logits : whether logits were compared.
-    tolerance : NMSE up to which rows count as equal.
+    tolerance : up to which rows count as equal.
     difference : the first, None if there is none.
     cells : of each side that ran, the cells of each stream at the end.
     """
@@ -82,7 +50,7 @@ class Report:
     second: dict[str, str]
     is_recording: bool
     has_logits: bool
-    tolerance: float
+    tolerance: Tolerance
     n_done: int = 0
     difference: Difference | None = None
     cells: list[list[CellsView]] = field(default_factory=list)
@@ -90,7 +58,7 @@ class Report:
 
 def replay(
     trace: TraceFile,
-    changes: Changes = Changes(),
+    changes: Changes | None = None,
     *,
     model: ModelPath | None = None,
     tolerance: float | None = None,
@@ -101,6 +69,7 @@ def replay(
 
     Parameters
     ----------
+    changes : what the second side does otherwise; None = compare with what was recorded.
     model : a GGUF file that both sides run; None = a stand-in with the same memory, whose logits mean nothing.
     tolerance : NMSE up to which a row of K, V or logits counts as equal; None = what the element types explain.
     n_threads : CPU threads of each side; None = all cores.
@@ -112,44 +81,49 @@ def replay(
     ParamError, AllocError, GGUFError : a side cannot be set up.
     """
     _check_start(trace)
+    changes = changes or Changes()
     limit = None if tolerance is None else as_number(tolerance)
     if tolerance is not None and (limit is None or limit < 0):
         raise ParamError(f"tolerance={tolerance!r} must be a number, not negative")
+    if changes.model is not None and model is None:
+        raise ParamError(f"changes.model={changes.model!r}: a model is compared with another one; give model too")
     header = trace.header
     with ExitStack() as stack:
-        first = _live(header, Changes(), model, n_threads)
-        stack.callback(first.close)
-        second: Side
+        first = stack.enter_context(closing(open_run(header, Changes(), model, n_threads)))
+        second: LiveRun | Recording = Recording(first.context.memory.spec.window, knows_logits(header, first.context))
         if changes:
-            second = _live(header, changes, model, n_threads)
-            stack.callback(second.close)
-            live = [first, second]
-        else:
-            second = Recording(first.context.memory.spec.window, _knows_logits(header, first.context))
-            live = [first]
+            second = stack.enter_context(closing(open_run(header, changes, model, n_threads)))
+        live = [run for run in (first, second) if isinstance(run, LiveRun)]
         types = [dtype for run in live for dtype in (run.context.params.type_k, run.context.params.type_v)]
-        pair = _Pair(first, second, tolerance_of(*types) if limit is None else limit)
+        if limit is None:
+            allowed = Tolerance.of(*types, is_model=model is not None)
+        else:
+            allowed = Tolerance(limit, limit)
         report = Report(
             n_steps=len(trace.steps),
-            first=_described(first, model),
-            second=_described(second, changes.model or model) if isinstance(second, LiveRun) else _recorded(header),
-            is_recording=not changes,
+            first=described(first, model),
+            second=described(second, changes.model or model) if isinstance(second, LiveRun) else recorded(header),
+            is_recording=isinstance(second, Recording),
             has_logits=isinstance(second, LiveRun) or second.knows_logits,
-            tolerance=pair.tolerance,
+            tolerance=allowed,
         )
-        for number, step in enumerate(trace.steps, start=1):
-            found = pair.do(step)
-            report.n_done = number
-            if on_step is not None:
-                on_step(number)
-            if found is not None:
-                report.difference = found.at(number, step)
-                break
-        else:
-            found = pair.compare_rest()
-            report.difference = None if found is None else found.at(len(trace.steps) + 1, None)
+        _run(trace, _Pair(first, second, allowed), report, on_step)
         report.cells = [run.cells() for run in live]
         return report
+
+
+def _run(trace: TraceFile, pair: _Pair, report: Report, on_step: Callable[[int], None] | None) -> None:
+    """Run the steps up to the first difference; fills in the report."""
+    for number, step in enumerate(trace.steps, start=1):
+        found = pair.do(step)
+        report.n_done = number
+        if on_step is not None:
+            on_step(number)
+        if found is not None:
+            report.difference = found.at(number, step)
+            return
+    found = pair.compare_rest()
+    report.difference = None if found is None else found.at(len(trace.steps) + 1, None)
 
 
 class _Pair:
@@ -159,7 +133,7 @@ class _Pair:
     here too.
     """
 
-    def __init__(self, first: LiveRun, second: Side, tolerance: float) -> None:
+    def __init__(self, first: LiveRun, second: Side, tolerance: Tolerance) -> None:
         self.first, self.second, self.tolerance = first, second, tolerance
         self._all = set(range(first.context.params.n_seq_max))
         self._touched: set[int] = set()
@@ -198,61 +172,3 @@ def _check_start(trace: TraceFile) -> None:
             f"{trace.path}: recording began in a memory that held {held}, which the trace does not tell how; start it "
             "before the first decode, or clear() the memory first thing"
         )
-
-
-def _live(header: TraceHeader, changes: Changes, model: ModelPath | None, n_threads: int | None) -> LiveRun:
-    params = replace(header.params, n_threads=n_threads, **changes.params)  # type: ignore[arg-type]
-    device = find_device(changes.device) if changes.device is not None else _recorded_device(header)
-    path = changes.model or model
-    owner: Model | StandIn
-    owner = StandIn(header.model.shape, device) if path is None else Model.load(path, device.name)
-    try:
-        # a stand-in offers to a context what a model does
-        context = Context(cast("Model", owner), params, _attention(header, changes, params.type_v))
-    except BaseException:
-        owner.close()
-        raise
-    return LiveRun(context, header, owner.close)
-
-
-def _recorded_device(header: TraceHeader) -> Device:
-    here = {device.name: device for device in devices()}
-    return next((here[name] for name in header.devices if name in here), cpu_device())
-
-
-def _attention(header: TraceHeader, changes: Changes, type_v: str | DType) -> AttentionPlan | None:
-    """Return the recorded plan, which measuring might not find again, wherever it can still be followed."""
-    if changes.flash_attn is not None or (changes.type_v is not None and DType.parse(type_v, "type_v").is_quantized):
-        return None
-    return header.attention
-
-
-def _knows_logits(header: TraceHeader, context: Context) -> bool:
-    """Tell whether the context computes the logits that were recorded."""
-    hp, noted = context.model.hparams, header.model
-    return (
-        header.has_tokens
-        and (hp.architecture, hp.n_vocab) == (noted.architecture, noted.n_vocab)
-        and hp.n_head_by_layer == noted.shape.n_head_by_layer
-    )
-
-
-def _described(run: LiveRun, path: ModelPath | None) -> dict[str, str]:
-    """Return what runs on a side, by name."""
-    context = run.context
-    names = dict.fromkeys(device.name for device in context.model.placement.layers)
-    return {"model": "stand-in" if path is None else Path(path).name, "device": ", ".join(names)} | _settings(
-        context.params, context.attention
-    )
-
-
-def _recorded(header: TraceHeader) -> dict[str, str]:
-    model = header.model.file or header.model.architecture
-    return {"model": model, "device": ", ".join(header.devices)} | _settings(header.params, header.attention)
-
-
-def _settings(params: object, attention: AttentionPlan) -> dict[str, str]:
-    names = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "type_k", "type_v", "reference_moves")
-    shown = {name: getattr(params, name) for name in names if hasattr(params, name)}
-    shown["attention"] = attention.many.value
-    return {name: value.label if isinstance(value, DType) else str(value) for name, value in shown.items()}

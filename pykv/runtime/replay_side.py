@@ -109,15 +109,17 @@ class LiveRun:
         return seen
 
     def rows(self, kind: str, il: int, seq: int) -> tuple[I32Array, F32Array]:
-        """Return positions and the K ("K") or V rows of a sequence, (n, n_embd), in an order that no layout changes."""
+        """Return the positions of a sequence, each once, and K ("K") or V there, (n, n_embd).
+
+        After `seq_div` several tokens share a position, in an order that the layout decides: their rows are summed.
+        """
         memory = self.context.memory
-        read = memory.k if kind == "K" else memory.v
-        positions, values = self.positions(seq), read(il, seq)
-        values = values.reshape(len(values), -1)
-        values = values[len(values) - len(positions) :]  # what a window hides comes first
-        if np.any(positions[1:] == positions[:-1]):  # after seq_div: tokens of equal position lie in any order
-            values = values[np.lexsort((values.sum(axis=1), positions))]
-        return positions, values
+        positions, values = self.positions(seq), (memory.k if kind == "K" else memory.v)(il, seq)
+        values = values.reshape(len(values), -1)[len(values) - len(positions) :]  # what a window hides comes first
+        unique, starts = np.unique(positions, return_index=True)
+        if len(unique) < len(positions):
+            values = np.add.reduceat(values, starts, axis=0)
+        return unique, values
 
     def cells(self) -> list[CellsView]:
         """Return the cells of each stream."""

@@ -18,7 +18,7 @@ from pykv import cli, errors
 from pykv.cli import devices, failure
 from pykv.cli.app import app
 
-COMMANDS = ("pull", "devices", "inspect", "run", "demo")
+COMMANDS = ("pull", "devices", "inspect", "run", "demo", "replay")
 
 
 def pykv_(*args: str):

@@ -1,0 +1,108 @@
+"""What runs on a side of a replay: the recorded settings, changed, over a model or over a stand-in for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import cast
+
+from pykv.ggml import Device, DType, cpu_device, devices, find_device
+from pykv.memory import AttentionPlan
+from pykv.models.stand_in import StandIn
+from pykv.runtime.context import Context
+from pykv.runtime.model import Model
+from pykv.runtime.params import FlashAttn
+from pykv.runtime.replay_side import LiveRun
+from pykv.runtime.trace_file import TraceHeader
+
+ModelPath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What the second side does otherwise; None = as recorded."""
+
+    device: str | None = None
+    model: ModelPath | None = None
+    n_ctx: int | None = None
+    n_ubatch: int | None = None
+    type_k: str | None = None
+    type_v: str | None = None
+    kv_unified: bool | None = None
+    flash_attn: FlashAttn | None = None
+    reference_moves: bool | None = None
+
+    @property
+    def params(self) -> dict[str, object]:
+        """The context parameters among them."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("device", "model")}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def __bool__(self) -> bool:
+        return self != Changes()
+
+
+def open_run(header: TraceHeader, changes: Changes, model: ModelPath | None, n_threads: int | None) -> LiveRun:
+    """Return a side that runs what a trace says, with changes.
+
+    Raises
+    ------
+    ParamError, AllocError, GGUFError : it cannot be set up.
+    """
+    params = replace(header.params, n_threads=n_threads, **changes.params)  # type: ignore[arg-type]
+    device = find_device(changes.device) if changes.device is not None else _recorded_device(header)
+    path = changes.model or model
+    owner: Model | StandIn
+    owner = StandIn(header.model.shape, device) if path is None else Model.load(path, device.name)
+    try:
+        # a stand-in offers to a context what a model does
+        context = Context(cast("Model", owner), params, _attention(header, changes, params.type_v))
+    except BaseException:
+        owner.close()
+        raise
+    return LiveRun(context, header, owner.close)
+
+
+def _recorded_device(header: TraceHeader) -> Device:
+    here = {device.name: device for device in devices()}
+    return next((here[name] for name in header.devices if name in here), cpu_device())
+
+
+def _attention(header: TraceHeader, changes: Changes, type_v: str | DType) -> AttentionPlan | None:
+    """Return the recorded plan, which measuring might not find again, wherever it can still be followed."""
+    if changes.flash_attn is not None or (changes.type_v is not None and DType.parse(type_v, "type_v").is_quantized):
+        return None
+    return header.attention
+
+
+def knows_logits(header: TraceHeader, context: Context) -> bool:
+    """Tell whether the context computes the logits that were recorded."""
+    hp, noted = context.model.hparams, header.model
+    return (
+        header.has_tokens
+        and (hp.architecture, hp.n_vocab) == (noted.architecture, noted.n_vocab)
+        and hp.n_head_by_layer == noted.shape.n_head_by_layer
+    )
+
+
+def described(run: LiveRun, path: ModelPath | None) -> dict[str, str]:
+    """Return what runs on a side, by name."""
+    context = run.context
+    names = dict.fromkeys(device.name for device in context.model.placement.layers)
+    return {"model": "stand-in" if path is None else Path(path).name, "device": ", ".join(names)} | _settings(
+        context.params, context.attention
+    )
+
+
+def recorded(header: TraceHeader) -> dict[str, str]:
+    """Return what ran when the trace was recorded, by name."""
+    model = header.model.file or header.model.architecture
+    return {"model": model, "device": ", ".join(header.devices)} | _settings(header.params, header.attention)
+
+
+def _settings(params: object, attention: AttentionPlan) -> dict[str, str]:
+    names = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "type_k", "type_v", "reference_moves")
+    shown = {name: getattr(params, name) for name in names if hasattr(params, name)}
+    shown["attention"] = attention.many.value
+    return {name: value.label if isinstance(value, DType) else str(value) for name, value in shown.items()}

@@ -1,0 +1,158 @@
+"""``pykv replay``: exit codes for scripts, a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from support.stand_in import open_stand_in
+from support.tiny_gguf import TinyModel
+from typer.testing import CliRunner
+
+import pykv
+from pykv.cli.app import app
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "fault.jsonl"
+    with open_stand_in(n_seq_max=2, n_ctx=512) as context, context.trace(path):
+        context.decode(pykv.Batch(range(20)))
+        context.memory.seq_cp(0, 1)
+        context.memory.seq_rm(0, 0, 5)
+        context.memory.seq_add(0, 5, -1, -5)
+        context.decode(pykv.Batch([7], logits="none"))
+    return str(path)
+
+
+def replay(*args: str):
+    return CliRunner(env={"NO_COLOR": "1", "COLUMNS": "100"}).invoke(
+        app, ["replay", "--threads", "1", *args], catch_exceptions=False
+    )
+
+
+def test_sound_trace(path):
+    result = replay(path)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert result.stdout.splitlines()[-1] == "no difference in 5 steps"
+    assert re.search(r"^ +run here +recorded", result.stdout)
+    assert re.search(r"^type_k +f16 +f16", result.stdout, re.MULTILINE)
+
+
+def test_every_option_changes_the_second_side(path):
+    options = "--ctx 1024 --ubatch 8 --type-k q8_0 --type-v f32 --streams --no-flash --reference-moves --device cpu"
+    result = replay(path, *options.split(), "--json")
+    record = json.loads(result.stdout)
+    assert record["second"] == {
+        "model": "stand-in",
+        "device": "CPU",
+        "n_ctx": "1024",
+        "n_batch": "512",
+        "n_ubatch": "8",
+        "n_seq_max": "2",
+        "kv_unified": "False",
+        "type_k": "q8_0",
+        "type_v": "f32",
+        "reference_moves": "True",
+        "attention": "grouped",
+    }
+    assert (record["first"]["type_k"], record["first"]["kv_unified"]) == ("f16", "True")
+    # in streams of their own nothing is shared, so that both ways to move agree
+    assert (result.exit_code, record["difference"], record["n_done"]) == (0, None, 5)
+
+
+def test_first_difference_is_shown(path):
+    result = replay(path, "--reference-moves")
+    assert result.exit_code == 1
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    at = lines.index("differs after step 4 (line 5): seq_add(0, 5, -1, -5)")
+    assert lines[at + 1 :] == [
+        "  what    positions, sequence 1",
+        "  first   0..19",
+        "  second  0..14",
+    ]
+
+
+def test_distances_are_shown(tmp_path):
+    path = tmp_path / "t"
+    with open_stand_in() as context, context.trace(path):
+        context.decode(pykv.Batch(range(8)))
+        context.memory.seq_div(0, 0, -1, 2)
+    result = replay(str(path), "--reference-moves")
+    assert result.exit_code == 1
+    assert "differs after the last step: the end\n" in result.stdout
+    assert re.search(r"what +K, layer 0, sequence 0, position 0\b", result.stdout)
+    assert re.search(r"NMSE +[\d.]+, tolerance 0\.0001", result.stdout)
+    assert replay(str(path), "--reference-moves", "--tolerance", "9").exit_code == 0
+
+
+def test_difference_as_json(path):
+    result = replay(path, "--reference-moves", "--json", "--dump")
+    record = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert record["difference"] == {
+        "step": 4,
+        "line": 5,
+        "did": "seq_add(0, 5, -1, -5)",
+        "kind": "positions",
+        "where": {"seq": 1},
+        "first": "0..19",
+        "second": "0..14",
+        "nmse": None,
+        "tolerance": None,
+    }
+    assert (record["n_steps"], record["n_done"], record["is_cut"]) == (5, 4, False)
+    assert record["cells"][1] == [" ".join(f"{i}:{i}{{1}}" if i < 5 else f"{i}:{i - 5}{{0,1}}" for i in range(20))]
+
+
+def test_dump_shows_the_cells_of_each_side(path):
+    result = replay(path, "--ctx", "256", "--dump")
+    assert result.exit_code == 0
+    for text in ("first: 36 of 512 cells used", "second: 36 of 256 cells used", "0:0{1}", "5:5{1}"):
+        assert text in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_dump_of_streams_is_numbered(path):
+    assert "second, stream 1: 20 of 256 cells used" in replay(path, "--streams", "--dump").stdout
+
+
+def test_model_at_hand_computes(path, write_tiny):
+    result = replay(path, "-m", str(write_tiny(TinyModel())))
+    assert result.exit_code == 0
+    assert "logits are not compared" in result.stdout
+
+
+def test_other_model_needs_a_first_one(path, write_tiny):
+    result = replay(path, "--other-model", str(write_tiny(TinyModel())))
+    assert result.exit_code == 2
+    assert "give model too" in result.stderr
+
+
+def test_cut_trace_says_so(path, tmp_path):
+    cut = tmp_path / "cut"
+    cut.write_bytes(Path(path).read_bytes()[:-9])
+    result = replay(str(cut))
+    assert result.exit_code == 0
+    assert "the last line of the trace is cut off" in result.stdout
+    assert "no difference in 4 steps" in result.stdout
+
+
+@pytest.mark.parametrize("content", [None, b"", b"GGUF", b'{"pykv_trace":1}\n'], ids=str)
+def test_file_that_is_no_trace_is_one_line_and_no_difference(tmp_path, content):
+    path = tmp_path / "bad"
+    if content is not None:
+        path.write_bytes(content)
+    result = replay(str(path))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"pykv: error: {path}")
+    assert "next: ctx.trace(path) records a trace" in result.stderr
+
+
+def test_model_that_is_missing_is_no_difference(path):
+    result = replay(path, "-m", "absent.gguf")
+    assert result.exit_code == 2
+    assert "absent.gguf" in result.stderr

@@ -1,0 +1,385 @@
+"""A replay of a sound trace differs nowhere, whatever changes; and it names the first thing that is wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.stand_in import open_stand_in
+from support.tiny_gguf import TinyModel
+
+import pykv
+from pykv.errors import ComputeCancelled, ParamError, PykvError, TraceError
+from pykv.memory import KVCache, kv_graph
+from pykv.runtime import Context
+from pykv.runtime.difference import row_nmse
+from pykv.runtime.fingerprint import Fingerprint
+from pykv.runtime.replay import Changes, Report, replay
+from pykv.runtime.trace_file import read_trace
+
+SEVERAL = {"n_seq_max": 3, "n_ctx": 512, "n_ubatch": 16}
+
+
+def program(context: Context) -> None:
+    """Prompts, forks, cuts, moves, refusals, and decodes in between; the same in one stream and in several."""
+    memory = context.memory
+    context.decode(pykv.Batch(range(30), logits="all"))
+    memory.seq_cp(0, 1)
+    context.decode(pykv.Batch([40, 41, 42], seq_id=[0, 1, 1], logits="all"))
+    memory.seq_rm(0, 5, 10)
+    memory.seq_add(0, 10, -1, -5)
+    context.decode(pykv.Batch([50], seq_id=0))
+    for batch in (pykv.Batch([7], pos=[90]), pykv.Batch([300_000]), pykv.Batch(range(200), seq_id=9)):
+        with pytest.raises(PykvError):
+            context.decode(batch)
+    with pytest.raises(PykvError):
+        memory.seq_rm(9)
+    memory.seq_div(1, 0, -1, 2)
+    context.decode(pykv.Batch(range(60, 80), seq_id=[2] * 10 + [1] * 10, logits="none"))
+    memory.seq_rm(2)
+    for token in range(5):
+        context.decode(pykv.Batch([token], seq_id=0))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    """The program on a stand-in."""
+    path = tmp_path_factory.mktemp("replay") / "trace.jsonl"
+    with open_stand_in(**SEVERAL) as context, context.trace(path):
+        program(context)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny(write_tiny: Callable[[TinyModel], Path]) -> Path:
+    return write_tiny(TinyModel(head_dim=64, n_embd=256))
+
+
+@pytest.fixture(scope="module")
+def tiny_trace(tiny: Path, tmp_path_factory) -> Path:
+    """The program on a real model."""
+    path = tmp_path_factory.mktemp("replay") / "tiny.jsonl"
+    with (
+        pykv.Model.load(tiny) as model,
+        model.context(n_threads=1, flash_attn=True, **SEVERAL) as context,
+        context.trace(path),
+    ):
+        program(context)
+    return path
+
+
+def run(path: Path, changes: Changes | None = None, **options: Any) -> Report:
+    return replay(read_trace(path), changes, n_threads=1, **options)
+
+
+def test_recording_is_met_again(path):
+    done = []
+    report = run(path, on_step=done.append)
+    assert report.difference is None
+    assert (report.is_recording, report.has_logits) == (True, True)
+    assert done == list(range(1, report.n_steps + 1))
+    assert report.n_done == report.n_steps == 18
+    # sequence 0 has 31 - 5 + 1 + 5 cells, sequence 1 has 32 + 10; they still share position 0
+    assert [cells.n_used for cells in report.cells[0]] == [32 + 42 - 1]
+
+
+CHANGES = {
+    "ubatch": Changes(n_ubatch=3),
+    "context": Changes(n_ctx=1024),
+    "plain": Changes(flash_attn=False),
+    "streams": Changes(kv_unified=False, n_ctx=1536),
+    "device": Changes(device="cpu"),
+    **{kind: Changes(type_k=kind, type_v=kind) for kind in ("f32", "bf16", "q8_0", "q5_1", "q4_0", "iq4_nl")},
+    "all": Changes("CPU", None, 768, 7, "q8_0", "f16", False, False),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_sound_trace_differs_nowhere(path, name):
+    report = run(path, CHANGES[name])
+    assert report.difference is None
+    assert (report.n_done, report.is_recording, len(report.cells)) == (report.n_steps, False, 2)
+
+
+@pytest.mark.parametrize("name", ["ubatch", "plain", "streams", "q8_0"])
+def test_a_sound_trace_differs_nowhere_in_a_model(tiny_trace, tiny, name):
+    assert run(tiny_trace, CHANGES[name], model=tiny).difference is None
+
+
+def test_a_model_meets_its_recorded_logits(tiny_trace, tiny):
+    report = run(tiny_trace, model=tiny, tolerance=1e-9)
+    assert report.difference is None
+    assert report.has_logits
+    assert report.first == report.second
+
+
+def test_a_stand_in_computes_for_a_model_that_is_not_at_hand(tiny_trace):
+    report = run(tiny_trace)
+    assert report.difference is None
+    assert not report.has_logits
+    assert (report.first["model"], report.second["model"][-5:]) == ("stand-in", ".gguf")
+
+
+def test_another_model_is_another_computation(tiny_trace, tiny, write_tiny):
+    other = write_tiny(TinyModel(head_dim=64, n_embd=256, seed=5))
+    report = run(tiny_trace, Changes(model=other), model=tiny)
+    assert report.difference is not None
+    assert (report.difference.step, report.difference.kind, report.difference.where["layer"]) == (1, "K", 0)
+    assert report.difference.nmse > 0.1
+
+
+def test_trace_without_tokens_shows_what_positions_do(tmp_path):
+    with open_stand_in(**SEVERAL) as context, context.trace(tmp_path / "t", tokens=False):
+        program(context)
+    report = run(tmp_path / "t")
+    assert (report.difference, report.has_logits) == (None, False)
+    assert run(tmp_path / "t", CHANGES["streams"]).difference is None
+
+
+def test_half_a_batch_that_was_cancelled_is_run_half(tmp_path):
+    with open_stand_in(n_ubatch=4) as context, context.trace(tmp_path / "t"):
+        context.decode(pykv.Batch([1, 2]))
+        for n_ubatches in (0, 2):
+            _cancel_after(context, n_ubatches)
+            with pytest.raises(ComputeCancelled):
+                context.decode(pykv.Batch(range(12)))
+            del context._step
+        context.decode(pykv.Batch([8]))
+        assert context.memory.pos_max(0) == 10
+    assert run(tmp_path / "t").difference is None
+    assert run(tmp_path / "t", Changes(n_ubatch=5)).difference is None
+
+
+def _cancel_after(context: Context, n_ubatches: int) -> None:
+    step, n_done = context._step, [0]
+
+    def counting(*args: Any) -> None:
+        if n_done[0] == n_ubatches:
+            context._cancel.set()
+        step(*args)
+        n_done[0] += 1
+
+    context._step = counting
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_programs_differ_nowhere(tmp_path, seed):
+    """Against keys of another type, in other ubatches, in a larger cache."""
+    rng = random.Random(seed)
+    with open_stand_in(**SEVERAL) as context, context.trace(tmp_path / "t"):
+        for _ in range(25):
+            _random_step(context, rng)
+    report = run(tmp_path / "t", Changes(n_ctx=768, n_ubatch=5, type_k="f32"))
+    assert report.difference is None
+
+
+def _random_step(context: Context, rng: random.Random) -> None:
+    memory, seq, p0 = context.memory, rng.randrange(3), rng.randrange(20)
+    match rng.randrange(8):
+        case 0:
+            memory.seq_rm(seq, p0, p0 + rng.randrange(1, 9))
+        case 1:
+            memory.seq_cp(seq, (seq + 1) % 3)
+        case 2:
+            memory.seq_add(seq, p0, -1, rng.randrange(-3, 5))
+        case 3:
+            memory.seq_div(seq, p0, -1, 2)
+        case _:
+            n = rng.randrange(1, 20)
+            context.decode(pykv.Batch([rng.randrange(251) for _ in range(n)], seq_id=seq))
+
+
+# what is wrong is found
+
+
+def altered(path: Path, tmp_path: Path, number: int, change: Callable[[dict], None]) -> Report:
+    """Replay the trace with its step `number` changed."""
+    lines = path.read_text().splitlines()
+    record = json.loads(lines[number])
+    change(record)
+    lines[number] = json.dumps(record)
+    (tmp_path / "altered").write_text("\n".join(lines) + "\n")
+    return run(tmp_path / "altered")
+
+
+def test_outcome_that_is_another(path, tmp_path):
+    report = altered(path, tmp_path, 7, lambda step: step.update(outcome="ok"))
+    found = report.difference
+    assert (found.step, found.line, found.kind, found.second) == (7, 8, "outcome", "ok")
+    assert found.first.startswith("BatchError: sequence 0: the last stored position is 26")
+    assert (found.did, report.n_done) == ("decode of 1 token of sequence 0", 7)
+
+
+def test_a_message_that_is_another_is_no_difference(path, tmp_path):
+    said = {"error": "BatchError", "message": "in other words"}
+    assert altered(path, tmp_path, 7, lambda step: step.update(outcome=said)).difference is None
+
+
+def test_positions_that_are_others(path, tmp_path):
+    found = altered(path, tmp_path, 3, lambda step: step["seen"].update({"1": [0, 30]})).difference
+    assert (found.step, found.kind, found.where) == (3, "positions", {"seq": 1})
+    assert (found.first, found.second) == ("0..31", "0..30")
+
+
+def test_logits_that_are_others(path, tmp_path):
+    found = altered(path, tmp_path, 3, lambda step: step["rows"][1].__setitem__(4, 99.0)).difference
+    assert (found.step, found.kind, found.where) == (3, "logits", {"row": 1})
+    assert found.nmse > found.tolerance
+    assert str(found).startswith("logits, row 1: top-1 ")
+
+
+def test_one_row_of_logits_too_many(path, tmp_path):
+    found = altered(path, tmp_path, 3, lambda step: step["rows"].pop()).difference
+    assert (found.kind, found.first, found.second) == ("logits", "3 rows", "2 rows")
+
+
+def test_moves_of_shared_cells_take_siblings_along_in_the_reference(path):
+    found = run(path, Changes(reference_moves=True)).difference
+    assert (found.step, found.did, found.kind, found.where) == (5, "seq_add(0, 10, -1, -5)", "cells", {"seq": 1})
+    assert found.first == "32 cells, alone with 25, 26, 27, 28, 29"
+    assert found.second == "32 cells, alone with 5, 6, 7, 8, 9"
+
+
+def test_keys_that_are_turned_the_wrong_way(tmp_path):
+    """The reference turns the keys of a divided range by the opposite angle; seen when they are read next."""
+    with open_stand_in() as context, context.trace(tmp_path / "t"):
+        context.decode(pykv.Batch(range(20)))
+        context.memory.seq_div(0, 0, -1, 2)
+        context.decode(pykv.Batch([1]))
+    found = run(tmp_path / "t", Changes(reference_moves=True)).difference
+    assert (found.step, found.kind, found.where) == (3, "K", {"layer": 0, "seq": 0, "pos": 0})
+    assert found.nmse > 0.05
+    # position 0 keeps the key that was there, and gets that of position 1
+    assert found.first != found.second
+
+
+def test_what_shows_only_at_the_end(tmp_path):
+    with open_stand_in() as context, context.trace(tmp_path / "t"):
+        context.decode(pykv.Batch(range(20)))
+        context.memory.seq_div(0, 0, -1, 2)
+    found = run(tmp_path / "t", Changes(reference_moves=True)).difference
+    assert (found.step, found.line, found.did, found.kind) == (3, 0, "the end", "K")
+
+
+def only_in(n_cells: int, monkeypatch: pytest.MonkeyPatch, spoil: Callable[..., None]) -> None:
+    """Spoil the mask of caches of one size."""
+    fill = kv_graph.fill_mask
+
+    def spoiled(out: Any, streams: Any, slot: Any, ubatch: Any, rule: Any) -> None:
+        fill(out, streams, slot, ubatch, rule)
+        if streams.cells[0].n == n_cells:
+            spoil(out)
+
+    monkeypatch.setattr(kv_graph, "fill_mask", spoiled)
+
+
+def test_a_key_that_is_hidden_wrongly(path, monkeypatch):
+    """What the query saw goes to the next layer, whose keys show it first."""
+    only_in(768, monkeypatch, lambda out: out[..., 3].fill(-np.inf))
+    found = run(path, Changes(n_ctx=768)).difference
+    assert (found.step, found.kind, found.where["layer"]) == (1, "K", 1)
+    assert found.where["pos"] == 3  # the first query that would have seen it
+
+
+def test_values_in_the_wrong_places(path, monkeypatch):
+    rows = kv_graph.row_indices
+    monkeypatch.setattr(
+        kv_graph,
+        "row_indices",
+        lambda slot, n: rows(slot, n)[::-1] if n == 768 and slot.n_tokens > 1 else rows(slot, n),
+    )
+    found = run(path, Changes(n_ctx=768)).difference
+    assert (found.step, found.kind, found.where) == (1, "K", {"layer": 0, "seq": 0, "pos": 0})
+
+
+def test_a_sequence_that_lost_a_cell(path, monkeypatch):
+    """A hole in the middle, which the ends do not show."""
+    rm = KVCache.seq_rm
+
+    def too_much(self: KVCache, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
+        return rm(self, seq_id, p0, p1 + 1 if self.n_cells == 768 and p1 > 0 else p1)
+
+    monkeypatch.setattr(KVCache, "seq_rm", too_much)
+    found = run(path, Changes(n_ctx=768)).difference
+    assert (found.step, found.did, found.kind, found.where) == (4, "seq_rm(0, 5, 10)", "cells", {"seq": 0})
+    assert (found.first, found.second) == ("26 cells, alone with 10", "25 cells")
+
+
+# what cannot be run
+
+
+def test_memory_that_was_in_use_is_not_known(tmp_path):
+    with open_stand_in() as context:
+        context.decode(pykv.Batch([1, 2, 3]))
+        with context.trace(tmp_path / "t"):
+            context.decode(pykv.Batch([4]))
+    with pytest.raises(TraceError, match=r"held sequence 0 at 0\.\.2.*start it before the first decode"):
+        run(tmp_path / "t")
+
+
+def test_memory_that_was_cleared_first_is_known(tmp_path):
+    with open_stand_in() as context:
+        context.decode(pykv.Batch([1, 2, 3]))
+        with context.trace(tmp_path / "t"):
+            context.memory.clear()
+            context.decode(pykv.Batch([4]))
+    assert run(tmp_path / "t").difference is None
+
+
+def test_trace_without_steps(tmp_path):
+    with open_stand_in() as context:
+        context.trace(tmp_path / "t")
+    report = run(tmp_path / "t", Changes(n_ctx=512))
+    assert (report.n_steps, report.difference) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        (Changes(device="CUDA9"), {}, "no device 'CUDA9'"),
+        (Changes(type_k="q7"), {}, "type_k='q7'"),
+        (Changes(type_v="q8_0", flash_attn=False), {}, "type_v='q8_0' needs flash attention"),
+        (Changes(n_ctx=-1), {}, "n_ctx=-1"),
+        (Changes(model="x.gguf"), {}, "give model too"),
+        (None, {"tolerance": -1.0}, "tolerance=-1.0"),
+        (None, {"tolerance": "much"}, "tolerance='much'"),
+    ],
+)
+def test_what_cannot_be_changed(path, changes, options, message):
+    with pytest.raises(ParamError, match=message):
+        run(path, changes, **options)
+
+
+# distances
+
+
+def test_nmse_of_rows_is_that_of_each_row():
+    one = np.array([[3, 4], [1, 0], [0, 0]], np.float32)
+    other = np.array([[3, 5], [1, 0], [0, 0]], np.float32)
+    assert row_nmse(one, other).tolist() == [1 / 34, 0, 0]
+
+
+def test_a_row_near_zero_is_measured_by_the_others():
+    one = np.array([[10, 0], [0.001, 0]], np.float32)
+    other = np.array([[10, 0], [0, 0]], np.float32)
+    assert row_nmse(one, other)[1] == pytest.approx(1e-6 / 0.5, rel=1e-5)  # a hundredth of the mean size, 50
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "is_equal"),
+    [(np.nan, np.nan, True), (np.inf, np.inf, True), (np.nan, 1, False), (np.inf, -np.inf, False), (1, np.inf, False)],
+)
+def test_what_is_no_number_equals_only_its_like(a, b, is_equal):
+    one, other = np.array([[a, 1]], np.float32), np.array([[b, 1]], np.float32)
+    assert row_nmse(one, other)[0] == (0 if is_equal else np.inf)
+
+
+def test_fingerprint_of_what_is_no_number_survives_json():
+    row = np.array([np.nan, 1.0, np.inf] * 5, np.float32)
+    record = json.loads(json.dumps(Fingerprint.of(row).record(), allow_nan=False))
+    assert len(Fingerprint.from_record(record).values) == 10

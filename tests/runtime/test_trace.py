@@ -1,0 +1,391 @@
+"""A trace holds what a context was told and what came of it, and never gets in its way."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.stand_in import LAYER, SHAPE, open_stand_in
+
+import pykv
+from pykv.batch import BatchBuilder, BatchLimits
+from pykv.errors import BatchError, ComputeCancelled, ParamError, TraceError, UseAfterCloseError
+from pykv.runtime import Context
+from pykv.runtime.trace_file import read_trace
+from pykv.runtime.trace_step import DecodeStep, Outcome, VerbStep
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace.jsonl"
+
+
+def test_steps_are_recorded_with_what_came_of_them(path):
+    with open_stand_in(n_seq_max=3) as context, context.trace(path):
+        context.decode(pykv.Batch([5, 7, 9], seq_id=[0, 0, 1], logits="none"))
+        context.memory.seq_cp(0, 2)
+        context.decode(pykv.Batch([4, 4], seq_id=[(0, 2), 1], logits="none"))
+        context.memory.seq_rm(0, np.int64(1))
+        context.memory.seq_add(1, 0, -1, 3)
+        context.memory.seq_div(1, p0=0, p1=-1, d=2)
+        context.memory.seq_keep(2)
+        context.memory.clear()
+    assert lines(path)[1:] == [
+        {
+            "do": "decode",
+            "tokens": [5, 7, 9],
+            "pos": [0, 1, 0],
+            "seq": [[0], [0], [1]],
+            "out": [],
+            "outcome": "ok",
+            "seen": {"0": [0, 1], "1": [0, 0]},
+        },
+        {"do": "seq_cp", "args": [0, 2, -1, -1], "outcome": None, "seen": {"0": [0, 1], "1": [0, 0], "2": [0, 1]}},
+        {
+            "do": "decode",
+            "tokens": [4, 4],
+            "pos": [2, 1],
+            "seq": [[0, 2], [1]],
+            "out": [],
+            "outcome": "ok",
+            "seen": {"0": [0, 2], "1": [0, 1], "2": [0, 2]},
+        },
+        {"do": "seq_rm", "args": [0, 1, -1], "outcome": True, "seen": {"0": [0, 0], "1": [0, 1], "2": [0, 2]}},
+        {"do": "seq_add", "args": [1, 0, -1, 3], "outcome": None, "seen": {"0": [0, 0], "1": [3, 4], "2": [0, 2]}},
+        {"do": "seq_div", "args": [1, 0, -1, 2], "outcome": None, "seen": {"0": [0, 0], "1": [1, 2], "2": [0, 2]}},
+        {"do": "seq_keep", "args": [2], "outcome": None, "seen": {"2": [0, 2]}},
+        {"do": "clear", "args": [True], "outcome": None, "seen": {}},
+    ]
+
+
+def test_logits_are_kept_as_fingerprints(path):
+    with open_stand_in() as context, context.trace(path):
+        context.decode(pykv.Batch([5, 7, 9], logits=[True, False, True]))
+        rows = context.logits
+    record = lines(path)[1]
+    assert record["out"] == [0, 2]
+    sampled = [0, 35, 71, 107, 142, 178, 214, 250]  # eight of 251, evenly spaced
+    for row, kept in zip(rows, record["rows"], strict=True):
+        ordered = np.sort(row)
+        assert kept[0] == row.argmax()
+        assert np.allclose(kept[1:], [ordered[-1], ordered[-2], *row[sampled]], rtol=1e-7)
+
+
+def test_refused_batches_are_recorded_as_given(path):
+    with open_stand_in(n_seq_max=2, n_batch=8) as context, context.trace(path):
+        for batch in (
+            pykv.Batch([300]),
+            pykv.Batch([1, 2], pos=[4, 9], seq_id=[0, (0, 1)]),
+            pykv.Batch([1] * 9, seq_id=1),
+            pykv.Batch([]),
+            pykv.Batch(None, embd=[[0.0] * 4] * 2, seq_id=[0, 1]),
+        ):
+            with pytest.raises(BatchError):
+                context.decode(batch)
+    steps = lines(path)[1:]
+    assert [step["tokens"] for step in steps] == [[300], [1, 2], [1] * 9, [], None]
+    assert [step["pos"] for step in steps] == [None, [4, 9], None, None, None]
+    assert [step["seq"] for step in steps] == [[[0]], [[0], [0, 1]], [[1]] * 9, [], [[0], [1]]]
+    assert {step["outcome"]["error"] for step in steps} == {"BatchError"}
+    assert steps[0]["outcome"]["message"].startswith("token ids must lie in")
+    assert steps[4]["embd"] == 4
+
+
+def test_builder_is_recorded_as_the_batch_it_makes(path):
+    limits = BatchLimits(n_tokens_max=8, n_vocab=251, n_seq_max=2)
+    builder = BatchBuilder(limits)
+    builder.add_token(0, 11)
+    unfinished = BatchBuilder(limits)
+    unfinished.add(0)
+    with open_stand_in(n_seq_max=2) as context, context.trace(path):
+        context.decode(builder)
+        with pytest.raises(BatchError):
+            context.decode(unfinished)
+        with pytest.raises(ParamError):
+            context.decode([1, 2])  # no batch at all: not recorded
+    steps = lines(path)[1:]
+    assert [step["tokens"] for step in steps] == [[11], []]
+    assert [step["pos"] for step in steps] == [[0], None]
+
+
+def test_refused_verbs_are_recorded(path):
+    with open_stand_in() as context, context.trace(path):
+        for args in ((7,), (0, "start")):
+            with pytest.raises((ValueError, TypeError)):
+                context.memory.seq_rm(*args)
+    steps = lines(path)[1:]
+    assert steps[0]["args"] == [7, -1, -1]
+    assert steps[0]["outcome"]["error"] == "SequenceError"
+    assert steps[1]["args"] == [0, {"repr": "'start'"}, -1]
+
+
+def test_tokens_may_stay_private(path):
+    with open_stand_in() as context, context.trace(path, tokens=False):
+        context.decode(pykv.Batch([5, 7]))
+        with pytest.raises(BatchError):
+            context.decode(pykv.Batch([5, 300, -2]))
+    header, first, second = lines(path)
+    assert header["tokens"] is False
+    assert first["tokens"] is None
+    assert second["tokens"] is None
+    assert second["outside"] == [1, 2]
+
+
+def test_half_a_batch_that_was_cancelled_is_told_from_the_whole(path):
+    with open_stand_in(n_ubatch=4) as context, context.trace(path):
+        step, n_done = context._step, []
+
+        def cancel_after_two(*args):
+            step(*args)
+            n_done.append(1)
+            if len(n_done) == 2:
+                context._cancel.set()
+
+        context._step = cancel_after_two
+        with pytest.raises(ComputeCancelled):
+            context.decode(pykv.Batch(range(12)))
+        context._step = step
+        context.decode(pykv.Batch([8]))
+    first, second = read_trace(path).steps
+    assert first.outcome.error == "ComputeCancelled"
+    assert first.pos == list(range(12))
+    assert first.ranges == {0: (0, 7)}
+    computed = first.computed()
+    assert computed.tokens == tuple(range(8))
+    assert (computed.pos, computed.out, computed.outcome) == (list(range(8)), (), Outcome())
+    assert second.computed() is second
+
+
+def test_nothing_is_recorded_after_close(path):
+    with open_stand_in() as context:
+        with context.trace(path) as trace:
+            context.decode(pykv.Batch([1]))
+        assert (trace.n_steps, trace.closed) == (1, True)
+        before = path.read_bytes()
+        context.decode(pykv.Batch([2]))
+        context.memory.clear()
+        trace.close()
+        assert path.read_bytes() == before
+        assert context.traces == []
+
+
+def test_closing_the_context_ends_its_traces(path):
+    with open_stand_in() as context:
+        trace = context.trace(path)
+        context.decode(pykv.Batch([1]))
+    assert trace.closed
+    with pytest.raises(UseAfterCloseError):
+        context.trace(path)
+
+
+def test_several_traces_at_once(tmp_path):
+    with open_stand_in() as context, context.trace(tmp_path / "a"):
+        context.decode(pykv.Batch([1]))
+        with context.trace(tmp_path / "b", tokens=False):
+            context.decode(pykv.Batch([2]))
+        context.decode(pykv.Batch([3]))
+    assert [step["tokens"] for step in lines(tmp_path / "a")[1:]] == [[1], [2], [3]]
+    assert [step["pos"] for step in lines(tmp_path / "b")[1:]] == [[1]]
+    assert lines(tmp_path / "b")[0]["start"] == {"0": [0, 0]}
+
+
+def test_every_step_is_on_disk_at_once(path):
+    with open_stand_in() as context, context.trace(path):
+        for n in range(1, 4):
+            context.decode(pykv.Batch([n]))
+            assert len(lines(path)) == 1 + n
+
+
+def test_tracing_changes_no_bit(path):
+    rows = []
+    for is_traced in (False, True):
+        with open_stand_in() as context:
+            if is_traced:
+                context.trace(path)
+            context.decode(pykv.Batch(range(30), logits="all"))
+            rows.append(context.logits)
+    assert np.array_equal(*rows)
+
+
+# writing fails
+
+
+def test_a_folder_that_is_missing(tmp_path):
+    with open_stand_in() as context, pytest.raises(TraceError, match="cannot be written: No such file"):
+        context.trace(tmp_path / "absent" / "trace")
+
+
+class FullDisk:
+    """A file of a disk with room for some bytes."""
+
+    def __init__(self, path: Path, room: int) -> None:
+        self._file, self._room = path.open("wb", buffering=0), room
+
+    def write(self, data) -> int:
+        if self._room == 0:
+            raise OSError(28, "No space left on device")
+        n = self._file.write(data[: self._room])
+        self._room -= n
+        return n
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+
+def on_full_disk(context: Context, path: Path, room: int):
+    trace = context.trace(path)
+    header = path.read_bytes()
+    trace._file.close()
+    trace._file = FullDisk(path, len(header) + room)
+    trace._file.write(header)
+    return trace
+
+
+def test_a_full_disk_ends_the_trace_not_the_decode(path):
+    with open_stand_in() as context:
+        trace = on_full_disk(context, path, room=150)
+        context.decode(pykv.Batch([1], logits="none"))
+        with pytest.warns(RuntimeWarning, match="the trace ends here: No space left"):
+            context.decode(pykv.Batch([2], logits="none"))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            context.decode(pykv.Batch([3]))
+            context.memory.seq_rm(0, 2)
+        assert not caught
+        assert (trace.closed, trace.n_steps) == (True, 1)
+        assert context.memory.pos_max(0) == 1
+        trace.close()
+        assert context.traces == []
+    read = read_trace(path)
+    assert read.is_cut
+    assert [step.tokens for step in read.steps] == [(1,)]
+
+
+def test_a_full_disk_where_warnings_are_errors(path):
+    with open_stand_in() as context:
+        on_full_disk(context, path, room=10)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            context.decode(pykv.Batch([1]))
+        assert context.logits.shape == (1, 251)
+
+
+# reading
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("trace") / "whole"
+    with open_stand_in(n_seq_max=2, type_k="q8_0", kv_unified=False, n_ctx=512) as context, context.trace(path):
+        context.decode(pykv.Batch([5, 7], seq_id=[0, 1]))
+        context.memory.seq_rm(0, 0, 1)
+    return path.read_bytes()
+
+
+def test_what_was_written_is_read(path, written):
+    path.write_bytes(written)
+    read = read_trace(path)
+    header = read.header
+    assert (header.version, header.has_tokens, header.start) == (pykv.__version__, True, {})
+    params = header.params
+    assert (params.n_ctx, params.n_seq_max, params.kv_unified) == (512, 2, False)
+    assert (params.type_k, params.type_v, params.flash_attn) == ("q8_0", "f16", True)
+    assert header.devices == ("CPU",)
+    assert (header.model.architecture, header.model.n_vocab) == ("stand-in", 251)
+    assert header.model.shape == replace(SHAPE, spec=json.loads(json.dumps(SHAPE.spec)))
+    decode, verb = read.steps
+    assert isinstance(decode, DecodeStep)
+    assert (decode.tokens, decode.pos, decode.seqs_by_token, decode.out) == ((5, 7), [0, 0], ((0,), (1,)), (1,))
+    assert decode.ranges == {0: (0, 0), 1: (0, 0)}
+    assert len(decode.rows) == 1
+    assert verb == VerbStep("seq_rm", (0, 0, 1), Outcome(True), {1: (0, 0)}, line=3)
+    assert (str(decode), str(verb)) == ("decode of 2 tokens of sequence 0, 1", "seq_rm(0, 0, 1)")
+    assert not read.is_cut
+
+
+@pytest.mark.parametrize("n_lost", [1, 2, 40])
+def test_a_last_line_that_was_cut_off_is_left_out(path, written, n_lost):
+    path.write_bytes(written[:-n_lost])
+    read = read_trace(path)
+    assert len(read.steps) == (2 if n_lost == 1 else 1)  # without its line end a line is still whole
+    assert read.is_cut == (n_lost > 1)
+
+
+HEADER, DECODE = b'"pykv_trace":1', b'"do":"decode"'
+DAMAGE = {
+    "empty": (None, b"", "not a trace of pykv"),
+    "other": (None, b"GGUF\x03\x00\x00\x00", "not a trace of pykv"),
+    "other JSON": (None, b'{"a": 1}\n', "not a trace of pykv"),
+    "header alone, cut": (None, b'{"pykv_trace":1,', "line 1: the header is cut off"),
+    "newer": (HEADER, b'"pykv_trace":2', "line 1: pykv_trace=2: this pykv reads version 1"),
+    "no model": (b'"model":', b'"modem":', "line 1: 'model' is missing"),
+    "bad parameter": (b'"n_ctx":512', b'"n_ctx":"x"', "line 1: n_ctx='x'"),
+    "novel parameter": (b'"n_ctx":512', b'"n_cxt":512', "line 1: .*n_cxt"),
+    "bad layer": (b'"n_embd_head_k":64', b'"n_embd_head_k":-4', "line 1: n_embd_head_k=-4"),
+    "bad attention": (b'"many":"flash"', b'"many":"flesh"', "line 1: 'flesh'"),
+    "bad depth": (b'"transpose_from":null', b'"transpose_from":-3', "line 1: transpose_from=-3"),
+    "no JSON": (DECODE, b'"do":decode', "line 2: damaged"),
+    "no UTF-8": (DECODE, b'"do":"\xff"', "line 2: damaged"),
+    "no object": (b"\n", b"\n[]\n", "line 2: damaged: a JSON object is needed"),
+    "empty line": (b"\n", b"\n\n", "line 2: damaged"),
+    "deep": (b"\n", b"\n" + b"[" * 100_000 + b"\n", "line 2: damaged"),
+    "novel verb": (b'"do":"seq_rm"', b'"do":"seq_rn"', "line 3: do='seq_rn' is unknown; known: decode, clear"),
+    "arguments": (b'"args":[0,0,1]', b'"args":[0,0]', "line 3: seq_rm takes 3 arguments, got 2"),
+    "no outcome": (b'"outcome":true,', b"", "line 3: 'outcome' is missing"),
+    "lengths": (b'"tokens":[5,7]', b'"tokens":[5]', "line 2: 1 tokens have the sequences of 2"),
+    "positions": (b'"pos":[0,0]', b'"pos":[0,0,0]', "line 2: pos must hold one position for each of 2"),
+    "text": (b'"tokens":[5,7]', b'"tokens":["a","b"]', "line 2: tokens="),
+    "huge": (b'"tokens":[5,7]', b'"tokens":[5,99999999999]', "line 2: tokens="),
+    "outputs": (b'"out":[1]', b'"out":[2]', "line 2: out and outside must name some of 2"),
+    "fingerprint": (b'"rows":[[', b'"rows":[[1,', "line 2: .* is no fingerprint"),
+    "ends": (b'"seen":{"1":[0,0]}', b'"seen":{"1":[0]}', "line 3: "),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_file_names_line_and_fault(path, written, name):
+    old, new, message = DAMAGE[name]
+    assert old is None or old in written
+    path.write_bytes(new if old is None else written.replace(old, new, 1))
+    with pytest.raises(TraceError, match=message) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_file_that_is_missing(path):
+    with pytest.raises(TraceError, match="cannot be read: No such file"):
+        read_trace(path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path_factory, written, data):
+    """Any byte may be another one, be missing, or be there twice."""
+    at = data.draw(st.integers(0, len(written) - 1))
+    new = data.draw(st.sampled_from([b"", b"0", b"-", b'"', b"[", b"null", b"1e999", written[at : at + 1] * 2]))
+    path = tmp_path_factory.getbasetemp() / "mutated"
+    path.write_bytes(written[:at] + new + written[at + 1 :])
+    with suppress(TraceError):
+        assert len(read_trace(path).steps) <= 2
+
+
+def test_a_layer_that_the_trace_describes_is_the_one_that_ran(path, written):
+    path.write_bytes(written)
+    layer = read_trace(path).header.model.shape.spec["layers"][0]
+    assert layer["n_head_kv"] == LAYER.n_head_kv
+    assert layer["rope"]["freq_base"] == 10000.0
