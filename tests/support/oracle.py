@@ -138,9 +138,14 @@ class Oracle:
         """Create a context; `params` are llama_context_params' names, types as in pykv."""
         return OracleContext(self, self.call("context", str(path), **params))
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the child still is there."""
+        return self._child.poll() is None
+
     def close(self) -> None:
         """End the child: first by closing its stdin, then, if it hangs, by its own id."""
-        if self._child.poll() is None:
+        if self.is_running:
             assert self._child.stdin is not None
             self._child.stdin.close()
             try:
@@ -191,11 +196,12 @@ class OracleContext:
         return self._oracle.call("memory", self._id, verb, *args)
 
     def post_run(self, n_seqs: int, steps: list[dict[str, Any]]) -> None:
-        """Start a program of steps as a trace writes them; `Oracle.collect` returns what each step gave.
-
-        Per step: its result, pos_min and pos_max of each sequence in turn, and the rows of a decode.
-        """
+        """Start a program of steps, which look as in a trace; it runs beside the caller until `collect_run`."""
         self._oracle.post("run", self._id, n_seqs, steps)
+
+    def collect_run(self) -> list[tuple[Any, list[int], F32Array | None]]:
+        """Return per step its result, pos_min and pos_max of each sequence in turn, and the rows of a decode."""
+        return list(self._oracle.collect())
 
     def kv_nbytes(self) -> list[dict[str, int]]:
         """Return per cache (iSWA: base, swa) total, k and v in bytes, and n_cells of one stream."""
@@ -211,7 +217,8 @@ class OracleContext:
 
     def close(self) -> None:
         """Free the context; its model stays loaded."""
-        self._oracle.call("free", self._id)
+        if self._oracle.is_running:
+            self._oracle.call("free", self._id)
 
     def __enter__(self) -> Self:
         return self
