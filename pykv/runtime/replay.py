@@ -11,20 +11,13 @@ from dataclasses import dataclass, field
 
 from pykv.cells import CellsView
 from pykv.errors import ParamError, TraceError
-from pykv.runtime.difference import (
-    Difference,
-    Found,
-    differ_in_cells,
-    differ_in_ends,
-    differ_in_logits,
-    differ_in_outcome,
-    differ_in_rows,
-)
+from pykv.runtime.difference import Difference
+from pykv.runtime.lockstep import Lockstep
 from pykv.runtime.replay_setup import Changes, ModelPath, described, knows_logits, open_run, recorded
-from pykv.runtime.replay_side import LiveRun, Recording, Side
+from pykv.runtime.replay_side import LiveRun, Recording
 from pykv.runtime.tolerance import Tolerance
 from pykv.runtime.trace_file import TraceFile
-from pykv.runtime.trace_step import DecodeStep, Step, VerbStep
+from pykv.runtime.trace_step import VerbStep
 from pykv.typing import as_number
 
 __all__ = ["Changes", "Report", "replay"]
@@ -104,64 +97,29 @@ def replay(
             first=described(first, model),
             second=described(second, changes.model or model) if isinstance(second, LiveRun) else recorded(header),
             is_recording=isinstance(second, Recording),
-            has_logits=isinstance(second, LiveRun) or second.knows_logits,
+            has_logits=second.knows_logits if isinstance(second, Recording) else _are_alike(first, second),
             tolerance=allowed,
         )
-        _run(trace, _Pair(first, second, allowed), report, on_step)
+        _run(trace, Lockstep(first, second, allowed), report, on_step)
         report.cells = [run.cells() for run in live]
         return report
 
 
-def _run(trace: TraceFile, pair: _Pair, report: Report, on_step: Callable[[int], None] | None) -> None:
+def _run(trace: TraceFile, pair: Lockstep, report: Report, on_step: Callable[[int], None] | None) -> None:
     """Run the steps up to the first difference; fills in the report."""
     for number, step in enumerate(trace.steps, start=1):
-        found = pair.do(step)
+        report.difference = pair.do(number, step)
         report.n_done = number
         if on_step is not None:
             on_step(number)
-        if found is not None:
-            report.difference = found.at(number, step)
+        if report.difference is not None:
             return
-    found = pair.compare_rest()
-    report.difference = None if found is None else found.at(len(trace.steps) + 1, None)
+    report.difference = pair.finish(len(trace.steps))
 
 
-class _Pair:
-    """Two sides, and the sequences whose K and V have not been compared since they changed.
-
-    They are compared after decodes only: reading them carries out pending moves, and moves that pile up shall do so
-    here too.
-    """
-
-    def __init__(self, first: LiveRun, second: Side, tolerance: Tolerance) -> None:
-        self.first, self.second, self.tolerance = first, second, tolerance
-        self._all = set(range(first.context.params.n_seq_max))
-        self._touched: set[int] = set()
-
-    def do(self, step: Step) -> Found | None:
-        """Run a step on both sides and compare."""
-        first, second = self.first, self.second
-        if isinstance(step, DecodeStep):
-            step = step.computed()
-            if not step.seqs_by_token and step.outcome.error is None:
-                return None  # it ended before anything was computed
-        outcome = first.do(step)
-        found = differ_in_outcome(outcome, second.do(step)) or differ_in_ends(first, second)
-        if found is not None or not isinstance(second, LiveRun):
-            return found or differ_in_logits(first, second, self.tolerance)
-        touched = self._all if step.seqs is None else self._all & step.seqs
-        self._touched |= touched
-        found = differ_in_cells(first, second, touched)
-        if found is not None or isinstance(step, VerbStep) or outcome.error is not None:
-            return found
-        return self.compare_rest() or differ_in_logits(first, second, self.tolerance)
-
-    def compare_rest(self) -> Found | None:
-        """Compare K and V of the sequences that have changed."""
-        if not isinstance(self.second, LiveRun):
-            return None
-        touched, self._touched = self._touched, set()
-        return differ_in_rows(self.first, self.second, touched, self.tolerance)
+def _are_alike(first: LiveRun, second: LiveRun) -> bool:
+    """Tell whether both compute logits of the same tokens."""
+    return first.context.model.hparams.n_vocab == second.context.model.hparams.n_vocab
 
 
 def _check_start(trace: TraceFile) -> None:

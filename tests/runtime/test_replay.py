@@ -16,8 +16,8 @@ from support.tiny_gguf import TinyModel
 import pykv
 from pykv.errors import ComputeCancelled, ParamError, PykvError, TraceError
 from pykv.memory import KVCache, kv_graph
-from pykv.runtime import Context
-from pykv.runtime.difference import row_nmse
+from pykv.runtime import Context, lockstep
+from pykv.runtime.difference import differ_in_rows, row_nmse
 from pykv.runtime.fingerprint import Fingerprint
 from pykv.runtime.replay import Changes, Report, replay
 from pykv.runtime.trace_file import read_trace
@@ -308,6 +308,28 @@ def test_a_sequence_that_lost_a_cell(path, monkeypatch):
     found = run(path, Changes(n_ctx=768)).difference
     assert (found.step, found.did, found.kind, found.where) == (4, "seq_rm(0, 5, 10)", "cells", {"seq": 0})
     assert (found.first, found.second) == ("26 cells, alone with 10", "25 cells")
+
+
+def test_a_long_sequence_is_compared_now_and_then_and_still_names_the_step(tmp_path, monkeypatch):
+    """Of 300 tokens a few new ones are not worth a look; found later, a row tells which decode wrote it."""
+    with open_stand_in(n_ctx=512) as context, context.trace(tmp_path / "t"):
+        context.decode(pykv.Batch(range(250)))
+        context.decode(pykv.Batch(range(50)))
+        for token in range(30):
+            context.decode(pykv.Batch([token], logits="none"))
+    reads = []
+    monkeypatch.setattr(lockstep, "differ_in_rows", lambda *args: (reads.append(args[2]), differ_in_rows(*args))[1])
+    assert run(tmp_path / "t", Changes(n_ctx=768)).difference is None
+    assert len([seqs for seqs in reads if seqs]) == 1 + 1 + 3  # the prompts, 10 and 10 tokens, and the rest
+    rows = kv_graph.row_indices
+    # the 7th of the tokens is stored where nobody looks for it
+    monkeypatch.setattr(
+        kv_graph, "row_indices", lambda slot, n: rows(slot, n) + 100 * (n == 768 and rows(slot, n)[0] == 306)
+    )
+    report = run(tmp_path / "t", Changes(n_ctx=768))
+    found = report.difference
+    assert (found.step, found.line, found.kind, found.where) == (9, 10, "K", {"layer": 0, "seq": 0, "pos": 306})
+    assert report.n_done == 12
 
 
 # what cannot be run
