@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -133,6 +134,13 @@ def model_path(given: str | None) -> str:
 def tokens(n: int, start: int = 0) -> list[int]:
     """Return n ordinary token ids, the same for both sides."""
     return [100 + (i * 7919 + 13) % 40000 for i in range(start, start + n)]
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Return the milliseconds of one call."""
+    begin = time.perf_counter()
+    call()
+    return (time.perf_counter() - begin) * 1e3
 
 
 def say(text: str) -> None:

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 import numpy as np
-from peer import serve, tokens
+from bookkeeping import fill_cells
+from peer import serve, timed, tokens
 
 import pykv
 
@@ -39,9 +40,16 @@ class PykvSide:
                 thing.close()
         self._ctx = self._model = None
 
-    def context(self, n_ctx: int, n_threads: int, flash: str = "auto") -> None:
+    def context(self, n_ctx: int, n_threads: int, flash: str = "auto", n_ubatch: int = 512) -> None:
+        if self._ctx is not None:
+            self._ctx.close()
         self._ctx = self._model.context(
-            n_ctx=n_ctx, n_seq_max=4, kv_unified=True, flash_attn=FLASH[flash], n_threads=n_threads
+            n_ctx=n_ctx,
+            n_seq_max=4,
+            kv_unified=True,
+            flash_attn=FLASH[flash],
+            n_threads=n_threads,
+            n_ubatch=n_ubatch,
         )
 
     def clear(self) -> None:
@@ -68,9 +76,69 @@ class PykvSide:
             self._ctx.memory.seq_rm(0, self._depth, -1)
         return times
 
-    def _decode(self, ids: list[int]) -> float:
+    # memory verbs; each leaves the memory as `book` left it
+
+    def book(self, depth: int) -> None:
+        """Fill sequence 0 without computing: book `depth` cells; K and V stay what they are, zeros at first."""
+        self.clear()
+        fill_cells(self._ctx.memory.streams, depth)
+        self._depth = depth
+
+    def call_overhead(self, n: int) -> float:
+        """Time a verb that finds nothing to do."""
+        return sorted(timed(lambda: self._ctx.memory.seq_add(0, 0, -1, 0)) for _ in range(n))[n // 2]
+
+    def seq_cp(self, n: int) -> list[float]:
+        memory, times = self._ctx.memory, []
+        for _ in range(n):
+            times.append(timed(lambda: memory.seq_cp(0, 1)))
+            memory.seq_rm(1)
+        return times
+
+    def seq_rm(self, n: int) -> list[float]:
+        memory, times = self._ctx.memory, []
+        for _ in range(n):
+            memory.seq_cp(0, 1)
+            times.append(timed(lambda: memory.seq_rm(1)))
+        return times
+
+    def seq_keep(self, n: int, n_foreign: int = 16) -> list[float]:
+        """Time seq_keep where another sequence shares half the cells and a third one has a few of its own."""
+        memory, times = self._ctx.memory, []
+        for _ in range(n):
+            memory.seq_cp(0, 1, 0, self._depth // 2)
+            self._decode(tokens(n_foreign), seq_id=2)
+            times.append(timed(lambda: memory.seq_keep(0)))
+        return times
+
+    def seq_add(self, n: int, delta: int = 7) -> list[float]:
+        """Time a shift of the later half; there and back in turns."""
+        half, times = self._depth // 2, []
+        for i in range(2 * n):
+            shift = (0, half, -1, delta) if i % 2 == 0 else (0, half + delta, -1, -delta)
+            times.append(timed(lambda shift=shift: self._ctx.memory.seq_add(*shift)))  # type: ignore[misc]
+        return times
+
+    def tail_rm(self, n: int) -> list[float]:
+        """Time the removal of the last token of a sequence, decoded just before."""
+        times = []
+        for i in range(n):
+            self._decode([200 + i])
+            times.append(timed(lambda: self._ctx.memory.seq_rm(0, self._depth, -1)))
+        return times
+
+    def k_shift(self, n: int, delta: int = 7) -> list[float]:
+        """Time the K-shift of the later half, there and back in turns."""
+        memory, half, times = self._ctx.memory, self._depth // 2, []
+        memory.update()
+        for i in range(2 * n):
+            memory.seq_add(0, *((half, -1, delta) if i % 2 == 0 else (half + delta, -1, -delta)))
+            times.append(timed(memory.update))
+        return times
+
+    def _decode(self, ids: list[int], seq_id: int = 0) -> float:
         begin = time.perf_counter()
-        self._ctx.decode(pykv.Batch(ids))
+        self._ctx.decode(pykv.Batch(ids, seq_id=seq_id))
         row = self._ctx.logits[-1]
         elapsed = time.perf_counter() - begin
         assert np.isfinite(row[0])
