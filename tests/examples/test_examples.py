@@ -24,9 +24,9 @@ def run_example(name: str, **environ: str) -> str:
     return result.stdout
 
 
-def test_readme_shows_an_example_that_is_run():
+def test_readme_shows_examples_that_are_run():
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert blocks == [(ROOT / "examples" / "hello.py").read_text()]
+    assert blocks == [(ROOT / "examples" / name).read_text() for name in ("hello.py", "moves.py")]
 
 
 @pytest.mark.parametrize("ending", ["&& pykv demo", "&& pytest"])
@@ -50,6 +50,16 @@ def test_hello_forks_one_beginning_into_two_texts(smollm2_path):
     assert deep.startswith("The sea is deep and")
     assert full.startswith("The sea is full of")
     assert min(len(deep), len(full)) > len("The sea is deep and") + 8
+
+
+@pytest.mark.model
+def test_moves_leave_the_sequence_that_shares_cells_alone(smollm2_path):
+    cells, seen, shape = run_example("moves.py", PYKV_CACHE=str(smollm2_path.parent)).splitlines()
+    kept, moved = "0:0{0,1} 1:1{0,1} 2:2{1} 3:3{1} 4:4{1}", "8:2{0}"
+    assert cells.startswith(kept)
+    assert moved in cells
+    assert seen == "{'full': array([0, 1, 2, 3], dtype=int32)}"
+    assert shape == "(5, 3, 64)"
 
 
 def mapped_files() -> set[str]:
