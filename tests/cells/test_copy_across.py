@@ -136,6 +136,14 @@ def test_pending_shifts_go_along_with_a_part() -> None:
     streams.check()
 
 
+def test_what_was_pending_for_the_replaced_cells_goes_with_them() -> None:
+    streams = streams_of(4, 3)
+    streams.seq_add(1, 0, -1, 1)
+    streams.seq_cp(0, 1)
+    assert not streams.has_shift
+    assert streams.moved_rows()[0].size == 0
+
+
 def test_only_the_shift_that_the_source_still_needs_goes_along() -> None:
     streams = streams_of(4, 2)
     streams.seq_add(0, 0, -1, 3)

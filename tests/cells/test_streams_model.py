@@ -25,7 +25,8 @@ from pykv.errors import NoSlotError, ShiftUnsupported
 
 N_SEQ = 3
 SEQS = st.integers(0, N_SEQ - 1)
-POS = st.integers(-1, 12)
+POS = st.integers(-1, 9)
+RANGES = st.one_of(st.just((-1, -1)), st.tuples(POS, st.just(-1)), st.tuples(POS, POS))
 
 
 def refusal(cache: CellStreams | NaiveStreams, verb: str, args: tuple[int, ...]) -> str | None:
@@ -48,7 +49,7 @@ class CacheOperations(RuleBasedStateMachine):
     window: ClassVar[Window] = Window()
     reference: ClassVar[bool] = False
 
-    @initialize(n=st.integers(3, 10), data=st.data())
+    @initialize(n=st.integers(3, 12), data=st.data())
     def start(self, n: int, data: st.DataObject) -> None:
         """Begin with tokens of sequence 0 in no order: only then does reuse leave something to purge."""
         self.n = n
@@ -58,7 +59,7 @@ class CacheOperations(RuleBasedStateMachine):
         self.naive = NaiveStreams(n, N_SEQ, self.unified, *window, reference=self.reference)
         self.stored = StoredRows(self.streams)
         self.last: tuple[SlotInfo, UBatch] | None = None
-        for i, p in enumerate(data.draw(st.permutations(range(data.draw(st.integers(0, n)))))):
+        for i, p in enumerate(data.draw(st.permutations(range(data.draw(st.integers(0, n), "filled"))))):
             for cells in (self.streams.cells[0], self.naive.cells[0]):
                 cells.pos_set(i, p)
                 cells.seq_add(i, 0)
@@ -128,10 +129,10 @@ class CacheOperations(RuleBasedStateMachine):
                 row = [mask_value(cells, j, ub, k * n + t, **how, **window) for j in range(self.n)]
                 assert out[k, t].tolist() == row
 
-    @rule(s=st.integers(-1, N_SEQ - 1), p0=POS, p1=POS)
-    def seq_rm(self, s: int, p0: int, p1: int) -> None:
-        assert self.streams.seq_rm(s, p0, p1)
-        self.naive.seq_rm(s, p0, p1)
+    @rule(s=st.integers(-1, N_SEQ - 1), span=RANGES)
+    def seq_rm(self, s: int, span: tuple[int, int]) -> None:
+        assert self.streams.seq_rm(s, *span)
+        self.naive.seq_rm(s, *span)
 
     def both(self, verb: str, *args: int) -> None:
         """Tell both; what the model refuses must be refused for the same reason, and change nothing."""
@@ -139,25 +140,28 @@ class CacheOperations(RuleBasedStateMachine):
         assert refusal(self.streams, verb, args) == why
         assert why is None or state(self.streams) == before
 
-    @rule(src=SEQS, dst=SEQS, p0=POS, p1=POS)
-    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
-        self.both("seq_cp", src, dst, p0, p1)
+    @rule(src=SEQS, dst=SEQS, span=RANGES)
+    def seq_cp(self, src: int, dst: int, span: tuple[int, int]) -> None:
+        self.both("seq_cp", src, dst, *span)
 
-    @rule(src=SEQS, dst=SEQS)
-    def seq_cp_whole(self, src: int, dst: int) -> None:
+    @rule(pair=st.permutations(range(N_SEQ)), span=RANGES, verb=st.sampled_from(["seq_add", "seq_div"]))
+    def fork_and_move(self, pair: list[int], span: tuple[int, int], verb: str) -> None:
+        """Let two sequences share cells and move one of them, which chance alone seldom does."""
+        src, dst, _ = pair
         self.both("seq_cp", src, dst, -1, -1)
+        self.both(verb, dst, *span, 2)
 
     @rule(s=SEQS)
     def seq_keep(self, s: int) -> None:
         self.both("seq_keep", s)
 
-    @rule(s=SEQS, p0=POS, p1=POS, d=st.integers(-6, 3))
-    def seq_add(self, s: int, p0: int, p1: int, d: int) -> None:
-        self.both("seq_add", s, p0, p1, d)
+    @rule(s=SEQS, span=RANGES, d=st.integers(-6, 3))
+    def seq_add(self, s: int, span: tuple[int, int], d: int) -> None:
+        self.both("seq_add", s, *span, d)
 
-    @rule(s=SEQS, p0=POS, p1=POS, d=st.integers(1, 3))
-    def seq_div(self, s: int, p0: int, p1: int, d: int) -> None:
-        self.both("seq_div", s, p0, p1, d)
+    @rule(s=SEQS, span=RANGES, d=st.integers(1, 3))
+    def seq_div(self, s: int, span: tuple[int, int], d: int) -> None:
+        self.both("seq_div", s, *span, d)
 
     @rule(at_most=st.none() | st.integers(1, 4))
     def update(self, at_most: int | None) -> None:
