@@ -209,3 +209,35 @@ def test_rows_that_nobody_holds_any_more_are_not_copied() -> None:
         rows = rows_of(cache)
         assert rows[16:18] == before[0:2]
         assert rows[18:] == before[18:]
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_what_lay_between_in_a_chain_of_copies_is_gone_at_its_end(unified: bool) -> None:
+    """Sequence 2 is a copy of sequence 1, which was a copy itself and is removed before any row has followed."""
+    with make(n_seq_max=3, unified=unified) as cache:
+        store_positions(cache, run(0, range(5)))
+        scribble(cache)
+        before = rows_of(cache)
+        for src, dst in ((0, 1), (1, 2)):
+            cache.seq_cp(src, dst)
+            cache.seq_add(dst, 0, -1, 10)
+        cache.seq_rm(1)
+        rows = rows_of(cache)
+        assert held(cache, 0, rows) == [(p, before[p]) for p in range(5)]
+        assert held(cache, 2, rows) == [(p + 20, before[p]) for p in range(5)]
+
+
+def test_rows_are_copied_before_what_they_were_copied_from_is_written_over() -> None:
+    """Sequence 1 becomes sequence 0, and sequence 0 becomes sequence 2, in the cells that were just copied."""
+    with make(n_seq_max=3, unified=False) as cache:
+        for s in (0, 2):
+            store_positions(cache, run(s, range(5)))
+        scribble(cache)
+        before = rows_of(cache)
+        cache.seq_cp(0, 1)
+        cache.seq_rm(0)
+        cache.seq_cp(2, 0)
+        cache.seq_rm(2)
+        rows = rows_of(cache)
+        assert held(cache, 1, rows) == [(p, before[p]) for p in range(5)]
+        assert held(cache, 0, rows) == [(p, before[32 + p]) for p in range(5)]

@@ -172,6 +172,18 @@ def test_a_fork_that_slides_without_room_is_refused_and_all_goes_on(model: pykv.
         twin.decode(2, seq_id=[0, 1])
 
 
+def test_reference_moves_move_every_owner(model: pykv.Model) -> None:
+    """On request, as llama.cpp does: a shared cell has one position."""
+    twin = open_twin(model, n_seq_max=3, reference_moves=True)
+    with twin.context:
+        twin.decode(20)
+        twin.edit("seq_cp", 0, 1)
+        twin.edit("seq_add", 1, 8, -1, 5)
+        twin.decode(4, seq_id=[1, 0, 1, 0])
+        assert [twin.context.memory.pos_max(s) for s in range(2)] == [26, 26]
+        assert twin.context.memory.cells().n_used == 24
+
+
 # a full cache
 
 
