@@ -64,6 +64,9 @@ class Lockstep:
         return self._compare(self._moved | set(self._fresh), n_steps + 1, None)
 
     def _note(self, number: int, step: DecodeStep) -> None:
+        if step.pos is None:  # recorded as refused, and taken now
+            self._moved |= self._all & (step.seqs or set())
+            return
         for ids, pos in zip(step.seqs_by_token, step.pos, strict=True):
             for seq in ids:
                 self._fresh[seq][pos] = (number, step)

@@ -29,7 +29,8 @@ class Trace:
     """A recording in progress. Made by `Context.trace`; close it, or use it in ``with``.
 
     One JSON object a line, on disk as soon as the step is done: after a crash the file holds all that came before.
-    What is no batch or verb is not seen: options of the process, other contexts, data written from outside.
+    What is no batch or verb is not seen: other contexts, data written from outside, and reads such as `KVCache.k`,
+    which carry out pending moves earlier than the next batch would.
 
     Attributes
     ----------

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.stand_in import open_stand_in
+from support.stand_in import SHAPE, SPEC, open_stand_in
 from support.tiny_gguf import TinyModel
 
 import pykv
+from pykv.cells import SwaType, Window
 from pykv.errors import ComputeCancelled, ParamError, PykvError, TraceError
 from pykv.memory import KVCache, kv_graph
+from pykv.models.spec_record import spec_record
 from pykv.runtime import Context, lockstep
 from pykv.runtime.difference import differ_in_rows, row_nmse
 from pykv.runtime.fingerprint import Fingerprint
@@ -192,6 +195,31 @@ def _random_step(context: Context, rng: random.Random) -> None:
         case _:
             n = rng.randrange(1, 20)
             context.decode(pykv.Batch([rng.randrange(251) for _ in range(n)], seq_id=seq))
+
+
+@pytest.mark.parametrize("kind", [SwaType.STANDARD, SwaType.CHUNKED])
+def test_what_a_window_leaves_over_is_no_difference(tmp_path, kind):
+    """Cells behind the window are taken anew when the search comes to them, which depends on the size."""
+    spec = replace(SPEC, window=Window(50, kind))
+    shape = replace(SHAPE, spec=spec_record(spec))
+    with open_stand_in(shape, n_batch=60) as context, context.trace(tmp_path / "t"):
+        for _ in range(8):
+            context.decode(pykv.Batch(range(60)))
+            context.decode(pykv.Batch([1]))
+        assert context.memory.pos_max(0) == 487
+    assert run(tmp_path / "t").difference is None
+    report = run(tmp_path / "t", Changes(n_ctx=512))
+    assert report.difference is None
+    assert report.cells[0][0].n_used < report.cells[1][0].n_used
+
+
+def test_a_batch_that_was_refused_once_and_fits_now(path, tmp_path):
+    """A trace of a fault outlives the fault: two sides agree where the recording says something else."""
+    lines = path.read_text().splitlines()
+    record = json.loads(lines[1]) | {"pos": None, "outcome": {"error": "NoSlotError"}}
+    (tmp_path / "t").write_text("\n".join([lines[0], json.dumps(record), *lines[2:]]))
+    assert run(tmp_path / "t", Changes(n_ctx=768)).difference is None
+    assert run(tmp_path / "t").difference.kind == "outcome"
 
 
 # what is wrong is found
