@@ -108,4 +108,4 @@ class DownloadError(PykvError, OSError):
 
 
 class TraceError(PykvError, ValueError):
-    """A recorded trace that cannot be written, read or run again; the message names the file, the line and the fault."""
+    """A recorded trace that cannot be written, read or run again; the message names file, line and fault."""
