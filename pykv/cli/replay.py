@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pykv.cells import CellsView
     from pykv.runtime.replay import Report
-    from pykv.runtime.trace_file import TraceFile
+    from pykv.runtime.trace.file import TraceFile
 
 EXAMPLE = "pykv replay fault.jsonl --type-k q8_0"
 
@@ -61,7 +61,7 @@ def command(
     recorded. Leaves with 0 if nothing differs, 1 if something does, 2 if the trace cannot be run.
     """
     from pykv.runtime.replay import Changes, replay
-    from pykv.runtime.trace_file import read_trace
+    from pykv.runtime.trace.file import read_trace
 
     changes = Changes(
         device=device,

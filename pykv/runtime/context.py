@@ -242,7 +242,7 @@ class Context:
 
     def _decode_heard(self, batch: Batch | BatchBuilder) -> None:
         """Decode, and tell the traces what came of it."""
-        from pykv.runtime.heard_batch import HeardBatch
+        from pykv.runtime.trace.heard_batch import HeardBatch
 
         heard = HeardBatch.of(batch, self._limits, self.memory)
         result: object = "ok"

@@ -19,11 +19,11 @@ from pykv.cells import SwaType, Window
 from pykv.errors import ComputeCancelled, ParamError, PykvError, TraceError
 from pykv.memory import KVCache, kv_graph
 from pykv.models.spec_record import spec_record
-from pykv.runtime import Context, lockstep
-from pykv.runtime.difference import differ_in_rows, row_nmse
-from pykv.runtime.fingerprint import Fingerprint
-from pykv.runtime.replay import Changes, Report, replay
-from pykv.runtime.trace_file import read_trace
+from pykv.runtime import Context
+from pykv.runtime.replay import Changes, Report, lockstep, replay
+from pykv.runtime.replay.difference import differ_in_rows, row_nmse
+from pykv.runtime.trace.file import read_trace
+from pykv.runtime.trace.fingerprint import Fingerprint
 
 SEVERAL = {"n_seq_max": 3, "n_ctx": 512, "n_ubatch": 16}
 

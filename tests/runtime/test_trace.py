@@ -18,8 +18,8 @@ import pykv
 from pykv.batch import BatchBuilder, BatchLimits
 from pykv.errors import BatchError, ComputeCancelled, ParamError, TraceError, UseAfterCloseError
 from pykv.runtime import Context
-from pykv.runtime.trace_file import read_trace
-from pykv.runtime.trace_step import DecodeStep, Outcome, VerbStep
+from pykv.runtime.trace.file import read_trace
+from pykv.runtime.trace.step import DecodeStep, Outcome, VerbStep
 
 
 def lines(path: Path) -> list[dict]:

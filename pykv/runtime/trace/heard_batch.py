@@ -8,8 +8,8 @@ import numpy as np
 
 from pykv.batch import Batch, BatchBuilder, BatchLimits, ValidBatch, validate
 from pykv.errors import PykvError
-from pykv.runtime.fingerprint import Fingerprint
-from pykv.runtime.trace_step import HALF_WAY, DecodeStep, Outcome, Ranges
+from pykv.runtime.trace.fingerprint import Fingerprint
+from pykv.runtime.trace.step import HALF_WAY, DecodeStep, Outcome, Ranges
 from pykv.typing import F32Array, PositionSource
 
 

@@ -11,9 +11,9 @@ from pykv.batch import Batch
 from pykv.cells import CellsView, SwaType, Window
 from pykv.errors import ComputeCancelled
 from pykv.runtime.context import Context
-from pykv.runtime.fingerprint import Fingerprint
-from pykv.runtime.trace_file import TraceHeader, ranges
-from pykv.runtime.trace_step import DecodeStep, Outcome, Ranges, Step
+from pykv.runtime.trace.file import TraceHeader, ranges
+from pykv.runtime.trace.fingerprint import Fingerprint
+from pykv.runtime.trace.step import DecodeStep, Outcome, Ranges, Step
 from pykv.typing import F32Array, I32Array, I64Array
 
 NO_TOKEN = -1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from pykv.runtime.difference import (
+from pykv.runtime.replay.difference import (
     Difference,
     Found,
     differ_in_cells,
@@ -13,9 +13,9 @@ from pykv.runtime.difference import (
     differ_in_outcome,
     differ_in_rows,
 )
-from pykv.runtime.replay_side import LiveRun, Side
-from pykv.runtime.tolerance import Tolerance
-from pykv.runtime.trace_step import DecodeStep, Step
+from pykv.runtime.replay.side import LiveRun, Side
+from pykv.runtime.replay.tolerance import Tolerance
+from pykv.runtime.trace.step import DecodeStep, Step
 
 SHORT = 256
 """Up to this many tokens, a sequence is compared after each decode of it."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from pykv.runtime.fingerprint import N_SAMPLES, Fingerprint
-from pykv.runtime.replay_side import LiveRun, Side
-from pykv.runtime.tolerance import Tolerance
-from pykv.runtime.trace_step import Outcome, Step
+from pykv.runtime.replay.side import LiveRun, Side
+from pykv.runtime.replay.tolerance import Tolerance
+from pykv.runtime.trace.fingerprint import N_SAMPLES, Fingerprint
+from pykv.runtime.trace.step import Outcome, Step
 from pykv.typing import F32Array
 
 SMALL = 1e-2

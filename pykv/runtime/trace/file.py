@@ -23,7 +23,7 @@ from pykv.models import RopeRequest
 from pykv.models.spec_record import spec_record
 from pykv.models.stand_in import StandInShape
 from pykv.runtime.params import ContextParams
-from pykv.runtime.trace_step import Ranges, Step, step_from_record
+from pykv.runtime.trace.step import Ranges, Step, step_from_record
 
 if TYPE_CHECKING:
     from pykv.runtime.context import Context

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pykv.runtime.fingerprint import Fingerprint
+from pykv.runtime.trace.fingerprint import Fingerprint
 from pykv.typing import as_int
 
 VERBS = {"clear": 1, "seq_rm": 3, "seq_cp": 4, "seq_keep": 1, "seq_add": 4, "seq_div": 4}

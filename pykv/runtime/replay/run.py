@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 from pykv.cells import CellsView
 from pykv.errors import ParamError, TraceError
-from pykv.runtime.difference import Difference
-from pykv.runtime.lockstep import Lockstep
-from pykv.runtime.replay_setup import Changes, ModelPath, described, knows_logits, open_run, recorded
-from pykv.runtime.replay_side import LiveRun, Recording
-from pykv.runtime.tolerance import Tolerance
-from pykv.runtime.trace_file import TraceFile
-from pykv.runtime.trace_step import VerbStep
+from pykv.runtime.replay.difference import Difference
+from pykv.runtime.replay.lockstep import Lockstep
+from pykv.runtime.replay.setup import Changes, ModelPath, described, knows_logits, open_run, recorded
+from pykv.runtime.replay.side import LiveRun, Recording
+from pykv.runtime.replay.tolerance import Tolerance
+from pykv.runtime.trace.file import TraceFile
+from pykv.runtime.trace.step import VerbStep
 from pykv.typing import as_number
 
 __all__ = ["Changes", "Report", "replay"]

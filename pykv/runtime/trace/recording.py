@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pykv.errors import TraceError
-from pykv.runtime.heard_batch import HeardBatch
-from pykv.runtime.trace_file import TraceHeader, ranges
-from pykv.runtime.trace_step import Outcome, VerbStep
+from pykv.runtime.trace.file import TraceHeader, ranges
+from pykv.runtime.trace.heard_batch import HeardBatch
+from pykv.runtime.trace.step import Outcome, VerbStep
 from pykv.typing import F32Array
 
 if TYPE_CHECKING:

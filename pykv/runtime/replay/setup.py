@@ -13,8 +13,8 @@ from pykv.models.stand_in import StandIn
 from pykv.runtime.context import Context
 from pykv.runtime.model import Model
 from pykv.runtime.params import FlashAttn
-from pykv.runtime.replay_side import LiveRun
-from pykv.runtime.trace_file import TraceHeader
+from pykv.runtime.replay.side import LiveRun
+from pykv.runtime.trace.file import TraceHeader
 
 ModelPath = str | os.PathLike[str]
 
