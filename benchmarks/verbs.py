@@ -59,6 +59,7 @@ def open_context(peers: list[Peer], model: str, n_ctx: int, depth: int, threads:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="GGUF file for the K-shift; default PYKV_TEST_SMOLLM2 or the pulled SmolLM2")
+    parser.add_argument("--only", nargs="*", default=[*VERBS, "k_shift"], choices=[*VERBS, "k_shift"])
     parser.add_argument("--rounds", type=int, default=9, help="turns of every side at each verb (default 9)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
@@ -72,14 +73,15 @@ def main() -> None:
             key = f"{depth} of {n_cells} cells, us"
             overhead = {peer.name: round(peer.ask("call_overhead", n=1000) * 1e3, 2) for peer in peers}
             result[key] = {"empty call": overhead}
-            for verb in VERBS:
+            for verb in (verb for verb in VERBS if verb in args.only):
                 result[key][verb] = summary(in_turns(peers, args.rounds, verb, n))
                 say(f"{key}: {verb} {result[key][verb]}")
-        n_cells, depth, n = SIZES[0]
-        open_context(peers, model_path(args.model), n_cells, depth, args.threads)
-        key = f"K-shift of {depth // 2} of {n_cells} cells, ms"
-        result[key] = summary(in_turns(peers, args.rounds, "k_shift", 2), scale=1)
-        say(f"{key}: {result[key]}")
+        if "k_shift" in args.only:
+            n_cells, depth, _ = SIZES[0]
+            open_context(peers, model_path(args.model), n_cells, depth, args.threads)
+            key = f"K-shift of {depth // 2} of {n_cells} cells, ms"
+            result[key] = summary(in_turns(peers, args.rounds, "k_shift", 2), scale=1)
+            say(f"{key}: {result[key]}")
     print(json.dumps(result))
 
 
