@@ -54,13 +54,14 @@ SETTINGS = [
     Setting("norm", 3, True, "f32", "f32", False, reference_moves=False),
     Setting("neox", 4, False, "f16", "f16", True, reference_moves=False),
     Setting("wide", 4, True, "q8_0", "f16", True, reference_moves=False),
-    # forks share cells in pykv, and have a stream of their own in llama.cpp
+    # forks share cells in pykv, and have a stream of their own in llama.cpp; without the fused operation, which sums in
+    # f16, so that cells in another order come to something else
     Setting("norm-base", 3, True, "f32", "f32", False, reference_moves=False, their_unified=False, n_cells=1024),
-    Setting("neox", 4, True, "f16", "f16", True, reference_moves=False, their_unified=False, n_cells=1024),
-    Setting("wide", 3, True, "q8_0", "f16", True, reference_moves=False, their_unified=False, n_cells=1024),
+    Setting("neox", 4, True, "f16", "f16", False, reference_moves=False, their_unified=False, n_cells=1024),
+    Setting("wide", 3, True, "q8_0", "f16", False, reference_moves=False, their_unified=False, n_cells=1024),
     # the other way round
     Setting("norm", 3, False, "f32", "f32", False, reference_moves=False, their_unified=True, n_cells=1024),
-    Setting("wide-neox", 4, False, "q8_0", "f16", True, reference_moves=False, their_unified=True, n_cells=1024),
+    Setting("wide-neox", 4, False, "q8_0", "f16", False, reference_moves=False, their_unified=True, n_cells=1024),
 ]
 
 ALWAYS_MET = [

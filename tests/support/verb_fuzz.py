@@ -111,8 +111,8 @@ class Fuzzer:
     def _side(self, stack: ExitStack, oracle: Oracle, setting: Setting) -> Side:
         path = self.paths[setting.model]
         model = stack.enter_context(pykv.Model.load(str(path)))
-        ours = model.context(**setting.params, **setting.our_params)
-        theirs = oracle.context(path, **setting.params, **setting.their_params)
+        ours = model.context(**setting.our_params)
+        theirs = oracle.context(path, **setting.their_params)
         return Side(stack.enter_context(ours), stack.enter_context(theirs), setting)
 
     def _run(self, sides: Sequence[Side], numbers: range) -> Report:
@@ -123,7 +123,7 @@ class Fuzzer:
                 report.failure = self._compared(last, report)
             if report.failure or run is None:
                 break
-            run.side.post(run.calls)
+            run.side.post(run.calls, run.gave)
             last = run
         return report
 
@@ -149,7 +149,7 @@ class Fuzzer:
         def differs(program: Sequence[Step]) -> bool:
             nonlocal shortest
             calls, gave = run.side.run_ours(program, Counter())
-            run.side.post(calls)
+            run.side.post(calls, gave)
             verdict = compare(run.side.setting, calls, gave, run.side.collect())
             if verdict.difference:
                 shortest = calls, verdict.difference

@@ -35,12 +35,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Room:
-    """What a program can count on: sequences, tokens of a batch, vocabulary, one stream or several."""
+    """What a program can count on: sequences, tokens of a batch, vocabulary, and whether parts can be copied."""
 
     n_seqs: int
     n_batch: int
     n_vocab: int
-    unified: bool
+    copies_parts: bool
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ def _remove_of_all(step: Step, state: State) -> list[Call]:
 
 
 def _copy(step: Step, state: State) -> list[Call]:
-    """Copy a range, or all: the only thing there is across streams."""
+    """Copy a range, or all: mostly the only thing that can be done across streams."""
     src, dst = step.seqs[0], step.seqs[step.draws[4] % len(step.seqs)]
-    whole = step.draws[5] % 2 == 0 if state.room.unified else step.draws[5] % 16 > 0
+    whole = step.draws[5] % 2 == 0 if state.room.copies_parts else step.draws[5] % 16 > 0
     p0, p1 = (-1, -1) if whole else _range(state.span(src), step.draws)
     return [_verb("seq_cp", src, dst, p0, p1)]
 

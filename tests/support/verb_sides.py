@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from traceback import format_exc
 from typing import Any, NamedTuple
@@ -11,12 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from support.oracle import F32Array, OracleContext
 from support.verb_program import Call, State, Step, resolve
-from support.verb_rules import EXCLUDED, Setting, Situation
+from support.verb_rules import EXCLUDED, Setting, Situation, for_llama_cpp
 
 import pykv
 from pykv.errors import BatchError, NoSlotError
 
 CLEAR: Call = {"do": "clear", "args": [True]}
+NOTHING: Call = {"do": "seq_add", "args": [0, -1, -1, 0]}
+EMPTY = [-1, -1]
 
 
 class Gave(NamedTuple):
@@ -32,6 +35,7 @@ class Side:
 
     def __init__(self, ours: pykv.Context, theirs: OracleContext, setting: Setting) -> None:
         self.ours, self.theirs, self.setting = ours, theirs, setting
+        self._last: list[int] = []
 
     def run_ours(self, program: Sequence[Step], tally: Counter[str]) -> tuple[list[Call], list[Gave]]:
         """Run a program on pykv; returns the calls it came to and what each gave."""
@@ -49,13 +53,18 @@ class Side:
                 tally.update(before + _kinds_after(call, gave[-1].result))
         return calls, gave
 
-    def post(self, calls: Sequence[Call]) -> None:
-        """Start the same calls on llama.cpp."""
-        self.theirs.post_run(self.setting.n_seqs, list(calls))
+    def post(self, calls: Sequence[Call], ours: Sequence[Gave]) -> None:
+        """Start the same calls, which pykv has made, on llama.cpp."""
+        ends = [EMPTY * self.setting.n_seqs, *(one.ends for one in ours)]
+        said = [for_llama_cpp(call, self.setting, before) for call, before in zip(calls, ends, strict=False)]
+        said = [told or [NOTHING] for told in said]
+        self._last = list(accumulate(map(len, said)))
+        self.theirs.post_run(self.setting.n_seqs, list(chain.from_iterable(said)))
 
     def collect(self) -> list[Gave]:
         """Return what each of the posted calls gave."""
-        return [Gave(*gave) for gave in self.theirs.collect_run()]
+        gave = self.theirs.collect_run()
+        return [Gave(*gave[last - 1]) for last in self._last]
 
     def record(self, calls: Sequence[Call], path: Path) -> None:
         """Make calls on pykv once more, and write a trace."""
@@ -99,9 +108,11 @@ def _kinds(at: Situation) -> list[str]:
         if len({ids[0] for ids in at.call["seq"]}) > 1:
             kinds.append("decode of several sequences")
     elif at.is_shared_move:
-        kinds.append("shared move")
+        kinds.append("shared move" if at.setting.reference_moves else "move out of shared cells")
+    elif do == "seq_div" and not at.setting.reference_moves:
+        kinds.append("division the right way")
     elif do == "seq_cp" and not at.setting.unified and at.call["args"][0] != at.call["args"][1]:
-        kinds.append("copy across streams")
+        kinds.append("copy across streams" if at.setting.in_their_streams else "copy of a part across streams")
     return kinds
 
 
