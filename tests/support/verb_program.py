@@ -62,7 +62,7 @@ class State:
 
 def draw_program(rng: Random, room: Room) -> list[Step]:
     """Return 5 to 60 steps, which begin with something stored."""
-    n_steps = rng.choice((rng.randint(5, 20), rng.randint(5, 60)))
+    n_steps = rng.randint(5, rng.choice((15, 25, 60)))
     kinds = ["extend", *rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=n_steps - 1)]
     return [_draw_step(rng, kind, room.n_seqs) for kind in kinds]
 
