@@ -1,9 +1,9 @@
-"""Integers that a caller hands to a verb: of any type, numpy's too, but never rounded and never a bool."""
+"""What a caller hands to a verb: integers of any type, numpy's too, but never rounded and never a bool; and bools."""
 
 from __future__ import annotations
 
 from pykv.errors import ParamError, SequenceError
-from pykv.typing import as_int
+from pykv.typing import as_bool, as_int
 
 
 def integer(name: str, value: object, low: int | None = None, high: int | None = None) -> int:
@@ -16,8 +16,21 @@ def integer(name: str, value: object, low: int | None = None, high: int | None =
     number = as_int(value)
     if number is None or (low is not None and high is not None and not low <= number <= high):
         limits = "" if low is None else f" from {low} to {high}"
-        raise ParamError(f"{name} = {value!r}: must be an integer{limits}")
+        raise ParamError(f"{name} = {shown(value)}: must be an integer{limits}")
     return number
+
+
+def boolean(name: str, value: object) -> bool:
+    """Return an argument as a bool.
+
+    Raises
+    ------
+    ParamError : it is none.
+    """
+    flag = as_bool(value)
+    if flag is None:
+        raise ParamError(f"{name} = {shown(value)}: must be True or False")
+    return flag
 
 
 def sequence_id(name: str, value: object, n_ids: int) -> int:
@@ -29,5 +42,14 @@ def sequence_id(name: str, value: object, n_ids: int) -> int:
     """
     number = as_int(value)
     if number is None or not 0 <= number < n_ids:
-        raise SequenceError(f"{name} = {value!r}: this cache holds sequences 0 to {n_ids - 1}")
+        raise SequenceError(f"{name} = {shown(value)}: this cache holds sequences 0 to {n_ids - 1}")
     return number
+
+
+def shown(value: object) -> str:
+    """Return a value as a message can hold it, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # an int of thousands of digits, or somebody's own class
+        return f"some {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."

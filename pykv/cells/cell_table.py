@@ -215,6 +215,4 @@ def _end_of_used(pos: I32Array) -> int:
 
 
 def _read_only(array: AnyArray) -> AnyArray:
-    view = array.view()
-    view.flags.writeable = False
-    return view
+    return np.frombuffer(array.data.toreadonly(), array.dtype)  # which nobody can make writable again

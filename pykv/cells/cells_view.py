@@ -6,7 +6,7 @@ import numpy as np
 
 from pykv.cells.arguments import integer, sequence_id
 from pykv.cells.kv_cells import KVCells
-from pykv.typing import MAX_SEQ, AnyArray, BoolArray, I32Array
+from pykv.typing import MAX_SEQ, NO_POS, AnyArray, BoolArray, I32Array
 
 
 class CellsView:
@@ -70,6 +70,14 @@ class CellsView:
     def owners_of(self, cell: int) -> tuple[int, ...]:
         """Return the sequences of one cell, ascending."""
         return self._cells.owners(integer("cell", cell, 0, self.n - 1))
+
+    def words(self) -> list[str]:
+        """Return a word a cell up to the last used one: ``2:5{0,1}`` position 5 of sequences 0 and 1, ``3:.`` empty."""
+        words = []
+        for i, p in enumerate(self.pos[: self._cells.used_max_p1].tolist()):
+            owners = ",".join(map(str, self.owners_of(i)))
+            words.append(f"{i}:." if p == NO_POS else f"{i}:{p}{{{owners}}}")
+        return words
 
     def __len__(self) -> int:
         return self.n

@@ -6,8 +6,10 @@ order before anything reads the data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from pykv.cells.kv_cells import KVCells
 from pykv.typing import NO_POS, I64Array
@@ -20,7 +22,7 @@ class RowCopy:
     Attributes
     ----------
     src_stream, dst_stream : the streams.
-    src, dst : (k,) cells; none of them is in both if the streams are the same.
+    src, dst : (k,) cells; all are read before one of them is written.
     """
 
     src_stream: int
@@ -30,7 +32,10 @@ class RowCopy:
 
 
 def needed_copies(copies: Sequence[RowCopy], streams: Sequence[KVCells]) -> list[RowCopy]:
-    """Return the part of the copies, in order, whose rows some occupied cell will hold in the end."""
+    """Return the part of the copies, in order, whose rows some occupied cell will hold in the end.
+
+    Few large ones in place of many small ones, where that is the same.
+    """
     wanted = [cells.pos != NO_POS for cells in streams]
     needed = []
     for copy in reversed(copies):
@@ -40,4 +45,27 @@ def needed_copies(copies: Sequence[RowCopy], streams: Sequence[KVCells]) -> list
             wanted[part.dst_stream][part.dst] = False  # whatever was there before is written over
             wanted[part.src_stream][part.src] = True
             needed.append(part)
-    return needed[::-1]
+    return list(_joined(needed[::-1], streams))
+
+
+def _joined(copies: Sequence[RowCopy], streams: Sequence[KVCells]) -> Iterator[RowCopy]:
+    """Yield neighbours between the same streams as one, as long as none reads what another one has written."""
+    group: list[RowCopy] = []
+    written = np.zeros(streams[0].n, np.bool_)
+    for copy in copies:
+        same = group and (group[0].src_stream, group[0].dst_stream) == (copy.src_stream, copy.dst_stream)
+        reads_written = copy.src_stream == copy.dst_stream and written[copy.src].any()
+        if group and (not same or reads_written):
+            yield _join(group)
+            group, written = [], np.zeros(streams[0].n, np.bool_)
+        group.append(copy)
+        written[copy.dst] = True
+    if group:
+        yield _join(group)
+
+
+def _join(group: Sequence[RowCopy]) -> RowCopy:
+    if len(group) == 1:
+        return group[0]
+    src, dst = (np.concatenate([getattr(copy, end) for copy in group]) for end in ("src", "dst"))
+    return RowCopy(group[0].src_stream, group[0].dst_stream, src, dst)

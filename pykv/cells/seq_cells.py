@@ -65,8 +65,7 @@ class SeqCells:
     def __init__(self, n: int) -> None:
         self._flags = bytearray(n)  # finds the next member with memchr: a pass over 250k cells takes 4 us
         self.row: BoolArray = np.frombuffer(self._flags, np.bool_)
-        self.view = self.row.view()
-        self.view.flags.writeable = False
+        self.view: BoolArray = np.frombuffer(memoryview(self._flags).toreadonly(), np.bool_)
         self._emptied()
 
     def clear(self) -> None:

@@ -16,12 +16,13 @@ import numpy as np
 from pykv.batch.ubatch import UBatch
 from pykv.cells.arguments import sequence_id
 from pykv.cells.cell_table import NO_TOKEN
+from pykv.cells.cells_view import CellsView
 from pykv.cells.kv_cells import KVCells
 from pykv.cells.placing import Journal, Part, check_positions, check_writable, place
 from pykv.cells.slot import SlotInfo, find_slot
 from pykv.cells.window import NO_WINDOW, Window
 from pykv.errors import ParamError
-from pykv.typing import MAX_SEQ, NO_POS, I64Array
+from pykv.typing import MAX_SEQ, I64Array
 
 
 class StreamTable:
@@ -34,6 +35,7 @@ class StreamTable:
     n_cells : cells of one stream.
     n_seq_max : sequences with a stream of their own, if not unified.
     window : the cells it hides from every later token may be reused.
+    n_changes : goes up with every change, so that a plan can tell whether it is still good.
 
     Parameters
     ----------
@@ -57,6 +59,7 @@ class StreamTable:
         self.n_cells = n_cells
         self.n_seq_max = n_seq_max
         self.window = window
+        self.n_changes = 0
         self._n_ids = MAX_SEQ if n_stream == 1 else n_stream
 
     @property
@@ -99,9 +102,11 @@ class StreamTable:
             If the slot does not fit; nothing has changed then.
         """
         self._apply(slot, ubatch, ext_always, embd_tok)
+        self.n_changes += 1
 
     def retract(self, slot: SlotInfo) -> None:
         """Empty the cells of a slot that was applied, because their rows could not be computed."""
+        self.n_changes += 1
         for stream, idxs in zip(slot.streams, slot.idxs, strict=True):
             self.cells[stream].rm(idxs)
             self._freed(stream, np.sort(idxs))
@@ -158,15 +163,8 @@ class StreamTable:
             assert not strangers, f"stream {stream} holds sequences {strangers} of other streams"
 
     def dump(self, stream: int = 0) -> str:
-        """Return the cells of a stream up to the last used one.
-
-        ``2:5{0,1}`` is position 5 of sequences 0 and 1, ``3:.`` is empty.
-        """
-        cells = self.cells[stream]
-        return " ".join(
-            f"{i}:." if p == NO_POS else f"{i}:{p}{{{','.join(map(str, cells.owners(i)))}}}"
-            for i, p in enumerate(cells.pos[: cells.used_max_p1].tolist())
-        )
+        """Return the cells of a stream up to the last used one, as `CellsView.words` has them."""
+        return " ".join(CellsView(self.cells[stream]).words())
 
     # mechanism
 

@@ -32,7 +32,6 @@ class CellStreams(StreamTable):
 
     Parameters
     ----------
-    n_pos_per_embd : positions per token; sequences with more than 1 cannot be moved.
     reference_moves : move positions as llama.cpp does: shared cells for all their owners, and with its sign of the
         shift in `seq_div`.
     """
@@ -44,17 +43,16 @@ class CellStreams(StreamTable):
         n_seq_max: int = 1,
         unified: bool = True,
         window: Window = NO_WINDOW,
-        n_pos_per_embd: int = 1,
         reference_moves: bool = False,
     ) -> None:
         super().__init__(n_cells, n_seq_max=n_seq_max, unified=unified, window=window, reference_moves=reference_moves)
         self.pending_copies: list[RowCopy] = []
-        self._n_pos_per_embd = n_pos_per_embd
         self._reference_moves = reference_moves
 
     def clear(self) -> None:
         """Empty every stream and forget what is pending."""
         # differs from llama.cpp: queued copies go too, because what they would copy is gone
+        self.n_changes += 1
         self.pending_copies.clear()
         for cells in self.cells:
             cells.reset()
@@ -64,6 +62,7 @@ class CellStreams(StreamTable):
         """Remove positions ``[p0, p1)`` of a sequence, of all if ``seq_id == -1``. Returns True always."""
         p0, p1 = clip_range(p0, p1)
         if as_int(seq_id) == -1:
+            self.n_changes += 1
             for stream, cells in enumerate(self.cells):
                 idxs = cells.find(None, p0, p1)
                 cells.rm(idxs)
@@ -72,6 +71,7 @@ class CellStreams(StreamTable):
         seq_id, stream = self._located(seq_id)
         idxs = self.cells[stream].find(seq_id, p0, p1)
         if idxs.size:
+            self.n_changes += 1
             self._freed(stream, idxs[self.cells[stream].seq_rm(idxs, seq_id)])
         return True
 
@@ -89,6 +89,7 @@ class CellStreams(StreamTable):
         src, dst = sequence_id("src", src, self._n_ids), sequence_id("dst", dst, self._n_ids)
         p0, p1 = clip_range(p0, p1)
         s0, s1 = self.stream_of(src), self.stream_of(dst)
+        self.n_changes += 1
         if s0 != s1:
             self._copy_across(src, dst, p0, p1)
         elif src != dst:
@@ -99,6 +100,7 @@ class CellStreams(StreamTable):
     def seq_keep(self, seq_id: int) -> None:
         """Remove every other sequence from the stream of this one."""
         seq_id, stream = self._located(seq_id)
+        self.n_changes += 1
         idxs = self.cells[stream].find(None, 0, POS_INF)
         self._freed(stream, idxs[self.cells[stream].seq_keep(idxs, seq_id)])
 
@@ -110,15 +112,16 @@ class CellStreams(StreamTable):
         Raises
         ------
         ShiftUnsupported
-            If tokens have several positions, or there are not enough cells to copy shared ones.
+            If there are not enough cells to copy shared ones.
         ParamError
             If `delta` is no such integer, or a position would pass the largest one.
         """
-        seq_id, stream = self._shiftable(seq_id)
+        seq_id, stream = self._located(seq_id)
         p0, p1 = clip_range(p0, p1)
         delta = integer("delta", delta, -POS_INF, POS_INF)
         if delta == 0 or p0 == p1:
             return
+        self.n_changes += 1
         cells = self.cells[stream]
         idxs = cells.find(seq_id, p0, p1)
         moved = cells.pos[idxs] + np.int64(delta)
@@ -141,15 +144,16 @@ class CellStreams(StreamTable):
         Raises
         ------
         ShiftUnsupported
-            If tokens have several positions, or there are not enough cells to copy shared ones.
+            If there are not enough cells to copy shared ones.
         ParamError
             If `d` is not an integer from 1 to the largest position.
         """
-        seq_id, stream = self._shiftable(seq_id)
+        seq_id, stream = self._located(seq_id)
         p0, p1 = clip_range(p0, p1)
         d = integer("d", d, 1, POS_INF)
         if d == 1 or p0 == p1:
             return
+        self.n_changes += 1
         cells = self.cells[stream]
         idxs = cells.find(seq_id, p0, p1)
         shared = self._shared(cells, idxs)
@@ -192,12 +196,6 @@ class CellStreams(StreamTable):
         """Return a sequence as Python's int, and its stream."""
         stream = self.stream_of(seq_id)
         return int(seq_id), stream
-
-    def _shiftable(self, seq_id: int) -> tuple[int, int]:
-        located = self._located(seq_id)
-        if self._n_pos_per_embd > 1:
-            raise ShiftUnsupported("multi_dim_positions", f"each token has {self._n_pos_per_embd} positions")
-        return located
 
     def _shared(self, cells: KVCells, idxs: I64Array) -> BoolArray:
         """Return (k,) which cells must be copied before one of their sequences moves."""

@@ -49,23 +49,12 @@ def _style(letter: str) -> str:
     return "bold cyan" if letter == SHARED else _COLOURS[(ord(letter) - ord("A")) % len(_COLOURS)]
 
 
-def cell_words(cells: CellsView) -> list[str]:
-    """Return a word a cell up to the last one in use: ``2:5{0,1}`` position 5 of sequences 0 and 1, ``3:.`` empty."""
-    used = np.flatnonzero(cells.pos >= 0)
-    n = int(used[-1]) + 1 if used.size else 0
-    owners = [",".join(map(str, cells.owners_of(i))) for i in range(n)]
-    return [
-        f"{i}:{pos}{{{who}}}" if pos >= 0 else f"{i}:{EMPTY}"
-        for i, (pos, who) in enumerate(zip(cells.pos[:n].tolist(), owners, strict=True))
-    ]
-
-
 def cell_dump(cells: CellsView) -> Text:
     """Return the words in the colours of their owners, to be wrapped between words."""
     from rich.text import Text
 
     letters = cell_letters(cells)
-    words = cell_words(cells)
+    words = cells.words()
     drawn = Text()
     for i, word in enumerate(words):
         drawn.append(word, _style(letters[i]))

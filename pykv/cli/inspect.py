@@ -84,7 +84,8 @@ def _contexts(n_ctx_train: int) -> tuple[int, ...]:
 
 def _costs(hparams: HParams, n_ctx: int) -> dict[str, int | None]:
     """Return the bytes of a context for each element type, None where the type does not fit."""
-    from pykv.memory.kv_plan import KVPlan, KVSettings
+    from pykv.memory.kv_plan import KVPlan
+    from pykv.memory.kv_settings import KVSettings
     from pykv.memory.spec import LayerSpec, MemorySpec
 
     n_cells = -(-n_ctx // N_CTX_STEP) * N_CTX_STEP

@@ -99,7 +99,6 @@ def _progress(n_steps: int) -> Iterator[Callable[[int], None]]:
 
 
 def _record(trace: TraceFile, report: Report, dump: bool) -> dict[str, object]:
-    from pykv.cli.cellmap import cell_words
 
     record: dict[str, object] = {
         "trace": str(trace.path),
@@ -114,7 +113,7 @@ def _record(trace: TraceFile, report: Report, dump: bool) -> dict[str, object]:
         "difference": None if report.difference is None else asdict(report.difference),
     }
     if dump:
-        record["cells"] = [[" ".join(cell_words(cells)) for cells in side] for side in report.cells]
+        record["cells"] = [[" ".join(cells.words()) for cells in side] for side in report.cells]
     return record
 
 

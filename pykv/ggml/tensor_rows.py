@@ -16,7 +16,8 @@ from pykv.typing import AnyArray, I64Array
 def copy_rows(tensor: Tensor, src: I64Array, dst: I64Array) -> None:
     """Copy rows `src` onto rows `dst`, (k,) each. Mutates the tensor's data.
 
-    Rows of dims 1 to 3 are counted through. No row may be in both, or twice in `dst`.
+    Rows of dims 1 to 3 are counted through. No row may be twice in `dst`, and a row in both is read before it is
+    written.
 
     Raises
     ------
@@ -30,17 +31,30 @@ def copy_rows(tensor: Tensor, src: I64Array, dst: I64Array) -> None:
         return
     tensor.check_data()
     row = tensor.dtype.row_size(tensor.ne[0])
-    if lib.ggml_backend_buffer_is_host(tensor.ptr.buffer):
-        rows = np.frombuffer(ffi.buffer(tensor.raw.data, n_rows * row), np.dtype((np.void, row)))
-        rows[_tight(dst)] = rows[_tight(src)]
+    rows = host_items(tensor, row)
+    if rows is not None:
+        rows[tight(dst)] = rows[tight(src)]
         return
-    for start, stop in _runs(src, dst):
-        part: AnyArray = np.empty((stop - start) * row, np.uint8)
+    runs = list(_runs(src, dst))
+    parts: list[AnyArray] = [np.empty((stop - start) * row, np.uint8) for start, stop in runs]
+    for part, (start, _) in zip(parts, runs, strict=True):
         tensor.get_into(part, int(src[start]) * row)
+    for part, (start, _) in zip(parts, runs, strict=True):
         tensor.set(part, int(dst[start]) * row)
 
 
-def _tight(rows: I64Array) -> slice | I64Array:
+def host_items(tensor: Tensor, n_bytes: int) -> AnyArray | None:
+    """Return a contiguous tensor's data as items of so many bytes, writable, where the CPU can reach it, else None.
+
+    Hold it no longer than the tensor's buffer stays open.
+    """
+    tensor.check_data()
+    if not lib.ggml_backend_buffer_is_host(tensor.ptr.buffer):
+        return None
+    return np.frombuffer(ffi.buffer(tensor.raw.data, tensor.nbytes), np.dtype((np.void, n_bytes)))
+
+
+def tight(rows: I64Array) -> slice | I64Array:
     """Return consecutive rows as a slice: numpy copies slices much faster."""
     first = int(rows[0])
     if int(rows[-1]) - first + 1 == rows.size and np.all(rows[1:] > rows[:-1]):

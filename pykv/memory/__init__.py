@@ -4,7 +4,8 @@ from pykv.memory.attention import AttentionPath, AttentionPlan
 from pykv.memory.base import Memory, MemoryContext, UpdateStatus
 from pykv.memory.kv_cache import KVCache
 from pykv.memory.kv_graph import KVGraph, KVShape
-from pykv.memory.kv_plan import KV_TYPES, KVPlan, KVSettings
+from pykv.memory.kv_plan import KVPlan
+from pykv.memory.kv_settings import KV_TYPES, KVSettings
 from pykv.memory.spec import LayerSpec, MemorySpec
 
 __all__ = [

@@ -1,4 +1,8 @@
-"""Guard: one thread at a time changes a memory, and Ctrl-C waits until a change is whole."""
+"""Guard: one thread at a time changes a memory, and Ctrl-C waits until a change is whole.
+
+What reads only positions (`pos_min`, `pos_max`, `cells`) does not enter: seen from another thread, a change may be
+half done.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,20 @@ from pykv.ggml import CancelFlag, HeldInterrupt
 
 
 class Guard:
-    """Entered around every change; may be entered again by the thread that is inside."""
+    """Entered around every change; may be entered again by the thread that is inside.
+
+    Attributes
+    ----------
+    flag : set by Ctrl-C while it is held back, for changes that can stop between two steps.
+    """
 
     def __init__(self) -> None:
+        self.flag = CancelFlag()
         self._lock = threading.RLock()
         self._held: list[HeldInterrupt] = []
 
     def __enter__(self) -> None:
-        held = HeldInterrupt(CancelFlag())
+        held = HeldInterrupt(self.flag)
         held.__enter__()
         if not self._lock.acquire(blocking=False):
             held.__exit__(None, None, None)

@@ -6,19 +6,23 @@ Never looks at a model: a `MemorySpec` says what the layers are. Follows llama.c
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from pykv.batch import UBatch, ValidBatch
 from pykv.cells import SlotInfo
+from pykv.cells.arguments import boolean
 from pykv.errors import BatchError, ContextLengthExceeded, ShiftUnsupported
 from pykv.ggml import BufferType
 from pykv.memory.kv_context import KVContext, split
-from pykv.memory.kv_plan import KVPlan, KVSettings
+from pykv.memory.kv_plan import KVPlan
+from pykv.memory.kv_settings import KVSettings
 from pykv.memory.shift_support import ShiftSupport
 from pykv.memory.spec import MemorySpec
 from pykv.memory.stored_kv import StoredKV
 from pykv.memory.verb import verb
+from pykv.typing import as_int
 
 
 class KVCache(StoredKV):
@@ -62,8 +66,8 @@ class KVCache(StoredKV):
 
     def apply(self, slot: SlotInfo, ubatch: UBatch) -> None:
         """Write a ubatch's bookkeeping into its slot. A cache that shares its cells leaves them alone."""
+        self.update()
         if self.other is None:
-            self.update()
             self.streams.apply(slot, ubatch)
 
     # sequences
@@ -72,15 +76,17 @@ class KVCache(StoredKV):
     def clear(self, data: bool = True) -> None:
         """Empty all cells and forget queued work; with `data`, also zero the buffers."""
         # differs from llama.cpp: a cache that shares another's cells does not reset them
+        with_data = boolean("data", data)
         if self.other is None:
             self.streams.clear()
-        if data:
+        if with_data:
             self.store.clear()
 
     @verb
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
         """Remove a range of a sequence, or of all sequences with -1. Always True."""
-        self._check_ids(0 if seq_id == -1 else seq_id)
+        if as_int(seq_id) != -1:
+            self._check_ids(seq_id)
         return self.streams.seq_rm(seq_id, p0, p1) if self.other is None else True
 
     @verb
@@ -126,7 +132,7 @@ class KVCache(StoredKV):
 
     def can_shift(self) -> ShiftSupport:
         """Return whether positions can be moved, and if not, why."""
-        return self.spec.can_shift
+        return replace(self.spec.can_shift, is_lossy=self.store.plan.type_k.is_quantized)
 
     # mechanism
 

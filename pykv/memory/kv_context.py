@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pykv.batch import Splitter, UBatch, ValidBatch, whole
-from pykv.cells import SlotInfo, SwaType
+from pykv.cells import SlotInfo
 from pykv.errors import ParamError
 from pykv.memory.kv_graph import KVShape
-from pykv.typing import NO_POS
 
 if TYPE_CHECKING:
     from pykv.memory.kv_cache import KVCache
@@ -25,7 +24,7 @@ class KVContext:
 
     def __init__(self, cache: KVCache, ubatches: Sequence[UBatch], slots: Sequence[SlotInfo]) -> None:
         self.cache, self.ubatches, self.slots = cache, ubatches, slots
-        self._n_applied = 0
+        self._n_applied, self._n_changes = 0, cache.streams.n_changes
 
     def apply(self, i: int) -> KVShape:
         """Write the bookkeeping of ubatch `i`; mutates the cache's cells.
@@ -36,14 +35,14 @@ class KVContext:
 
         Raises
         ------
-        ParamError : not the next ubatch, or its cells have been taken since they were found; nothing has changed.
+        ParamError : not the next ubatch, or the cells have changed since they were found; nothing has changed.
         """
         if i != self._n_applied:
             raise ParamError(f"i={i}: ubatches are applied once each and in order; {self._n_applied} is next")
         ubatch, slot = self.ubatches[i], self.slots[i]
-        self._check_free(slot)
+        self._check_current()
         self.cache.apply(slot, ubatch)
-        self._n_applied += 1
+        self._n_applied, self._n_changes = i + 1, self.cache.streams.n_changes
         return KVShape(
             n_tokens=ubatch.n_tokens,
             n_kv=self.cache.streams.n_kv(slot),
@@ -61,14 +60,11 @@ class KVContext:
         if self.cache.other is None:
             self.cache.streams.retract(self.slots[i])
 
-    def _check_free(self, slot: SlotInfo) -> None:
-        """Refuse a plan that another one has overtaken: it would overwrite tokens. A window lets cells be reused."""
+    def _check_current(self) -> None:
+        """Refuse a plan that something has overtaken: its cells may be taken, its positions may have moved."""
         cache = self.cache
-        if cache.other is not None or cache.spec.window.type is not SwaType.NONE:
-            return
-        for stream, idxs in zip(slot.streams, slot.idxs, strict=True):
-            if int(cache.streams.cells[stream].pos[idxs].max()) != NO_POS:
-                raise ParamError("plan: its cells have been taken since init_batch; plan the batch anew")
+        if cache.other is None and cache.streams.n_changes != self._n_changes:
+            raise ParamError("plan: the cells have changed since init_batch; plan the batch anew")
 
 
 def split(batch: ValidBatch, n_stream: int, n_ubatch: int) -> list[UBatch]:

@@ -2,101 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from pykv.errors import ParamError
 from pykv.ggml import Arena, BufferType, DType, Tensor, cpu_device
+from pykv.memory.kv_settings import KVSettings, kv_type, layer_map
 from pykv.memory.spec import LayerSpec, MemorySpec
-from pykv.typing import MAX_SEQ, POS_INF, as_bool, as_int
-
-KV_TYPES = (
-    DType.F32,
-    DType.F16,
-    DType.BF16,
-    DType.Q8_0,
-    DType.Q5_1,
-    DType.Q5_0,
-    DType.Q4_1,
-    DType.Q4_0,
-    DType.IQ4_NL,
-)
-"""Element types that K and V can be stored in."""
-
-
-@dataclass(frozen=True)
-class KVSettings:
-    """How much to store, and how. Numbers and bools may be numpy's; Python's are stored.
-
-    Attributes
-    ----------
-    n_cells : tokens per stream.
-    n_seq_max : sequences.
-    unified : one stream that all sequences share, or one for each.
-    type_k, type_v : element types, named as in ``"q8_0"``.
-    v_trans : store V transposed, so that a channel's cells are contiguous; not for quantised V.
-    layers : the layers that are cached; None = all that have K and V.
-    reference_moves : `seq_add` and `seq_div` as llama.cpp has them: they move shared cells for all their owners, and
-        `seq_div` turns keys the wrong way.
-    reuse : layer → earlier layer whose K and V it reads instead of its own.
-    tag : goes into the tensors' names.
-
-    Raises
-    ------
-    ParamError : no such setting whatever the layers are; the message names it.
-    """
-
-    n_cells: int
-    n_seq_max: int = 1
-    unified: bool = True
-    type_k: str | DType = "f16"
-    type_v: str | DType = "f16"
-    v_trans: bool = False
-    reference_moves: bool = False
-    layers: frozenset[int] | None = None
-    reuse: Mapping[int, int] = field(default_factory=dict)
-    tag: str = ""
-
-    def __post_init__(self) -> None:
-        for name, most in (("n_cells", POS_INF), ("n_seq_max", MAX_SEQ)):
-            self._take_size(name, most)
-        for name in ("unified", "v_trans", "reference_moves"):
-            flag = as_bool(getattr(self, name))
-            if flag is None:
-                raise ParamError(f"{name}={getattr(self, name)!r} must be True or False")
-            object.__setattr__(self, name, flag)
-        if self.layers is not None:
-            object.__setattr__(self, "layers", _layer_set(self.layers))
-        object.__setattr__(self, "reuse", _layer_map("reuse", self.reuse))
-        _check_tag(self.tag)
-
-    def _take_size(self, name: str, most: int) -> None:
-        size = as_int(getattr(self, name))
-        if size is None or not 1 <= size <= most:
-            raise ParamError(f"{name}={getattr(self, name)!r} must be a whole number in 1..{most}")
-        object.__setattr__(self, name, size)
-
-    @classmethod
-    def of(cls, **keywords: Any) -> KVSettings:
-        """Return settings from keywords.
-
-        Raises
-        ------
-        ParamError : there is no such setting, or `n_cells` is missing.
-        """
-        known = cls.__dataclass_fields__
-        for name in keywords:
-            if name not in known:
-                raise ParamError(f"{name}: no such setting of a KV cache; known: {', '.join(known)}")
-        if "n_cells" not in keywords:
-            raise ParamError("n_cells is missing: how many tokens shall a stream hold?")
-        return cls(**keywords)
-
-    @property
-    def n_stream(self) -> int:
-        return 1 if self.unified else self.n_seq_max
 
 
 @dataclass(frozen=True)
@@ -130,7 +43,7 @@ class KVPlan:
             raise ParamError(f"settings={self.settings!r} must be KVSettings")
         if self.place is not None and not callable(self.place):
             raise ParamError(f"place={self.place!r} must be a function of the layer, or None")
-        object.__setattr__(self, "share", _layer_map("share", self.share))
+        object.__setattr__(self, "share", layer_map("share", self.share))
         _check_types(self.spec, self.settings, self.type_k, self.type_v)
         _check_layers(self)
         _check_bytes(self)
@@ -220,47 +133,6 @@ class KVPlan:
         if not isinstance(kind, BufferType):
             raise ParamError(f"place: {kind!r}, given for layer {il}, must be a BufferType")
         return kind
-
-
-def kv_type(name: str | DType, argument: str) -> DType:
-    """Return the element type of that name, if K and V can be stored in it.
-
-    Raises
-    ------
-    ParamError : they cannot, or there is none; the message names `argument`.
-    """
-    dtype = DType.parse(name, argument)
-    if dtype not in KV_TYPES:
-        known = ", ".join(kind.label for kind in KV_TYPES)
-        raise ParamError(f"{argument}={dtype.label!r} cannot store K or V; known: {known}")
-    return dtype
-
-
-def _layer_set(layers: object) -> frozenset[int]:
-    if not isinstance(layers, Set):
-        raise ParamError(f"layers={layers!r} must be a set of layers, or None for all")
-    return frozenset(_layer("layers", il) for il in layers)
-
-
-def _layer_map(name: str, borrowed: object) -> dict[int, int]:
-    if not isinstance(borrowed, Mapping):
-        raise ParamError(f"{name}={borrowed!r} must map layers to the layers whose K and V they read")
-    return {_layer(name, il): _layer(name, source) for il, source in borrowed.items()}
-
-
-def _layer(name: str, il: object) -> int:
-    index = as_int(il)
-    if index is None:
-        raise ParamError(f"{name}: {il!r} is no layer")
-    return index
-
-
-def _check_tag(tag: object) -> None:
-    """Names of tensors are UTF-8 that ends at a zero byte."""
-    if not isinstance(tag, str):
-        raise ParamError(f"tag={tag!r} must be a str")
-    if "\0" in tag or any("\ud800" <= letter <= "\udfff" for letter in tag):
-        raise ParamError(f"tag={tag!r} must be text that UTF-8 can hold, without a zero byte")
 
 
 def _check_types(spec: MemorySpec, settings: KVSettings, type_k: DType, type_v: DType) -> None:

@@ -49,10 +49,15 @@ def shared_rotation(plan: KVPlan, other: KVStore | None) -> tuple[int, int]:
 
 def _check_cells(plan: KVPlan, other: KVStore) -> None:
     # differs from llama.cpp: sizes must agree (there: the other's are taken, with a warning)
-    for name in ("n_cells", "n_stream"):
-        mine, theirs = getattr(plan.settings, name), getattr(other.plan.settings, name)
-        if mine != theirs:
-            raise ParamError(f"{name}={mine} differs from the shared cache's {theirs}")
+    # and what a verb on the cells means must be the same for both
+    for mine_of, theirs_of, names in (
+        (plan.settings, other.plan.settings, ("n_cells", "n_stream", "n_seq_max", "reference_moves")),
+        (plan.spec, other.plan.spec, ("n_pos_per_embd", "absolute_positions")),
+    ):
+        for name in names:
+            mine, theirs = getattr(mine_of, name), getattr(theirs_of, name)
+            if mine != theirs:
+                raise ParamError(f"{name}={mine} differs from the shared cache's {theirs}")
 
 
 def _tensors_for(plan: KVPlan, il: int, other: KVStore, source: int) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ V  [n_embd_v, n_cells, n_stream]          likewise, or transposed: a channel's c
 
 from __future__ import annotations
 
+from pykv.cells.arguments import shown
 from pykv.errors import ParamError
 from pykv.ggml import Tensor
 from pykv.ggml.owner import Owner
@@ -67,7 +68,7 @@ class KVStore:
         ParamError : the layer has none here.
         """
         if il not in self._tensors:
-            raise ParamError(f"il={il}: this cache holds no K and V for it; it has {sorted(self._tensors)}")
+            raise ParamError(f"il={shown(il)}: this cache holds no K and V for it; it has {sorted(self._tensors)}")
         return self._tensors[il]
 
     def own_tensors(self) -> tuple[tuple[int, Tensor, Tensor], ...]:

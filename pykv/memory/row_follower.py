@@ -12,6 +12,8 @@ import numpy as np
 
 from pykv.cells import CellStreams
 from pykv.cells.row_copy import needed_copies
+from pykv.errors import ComputeCancelled
+from pykv.ggml import CancelFlag
 from pykv.memory.row_mover import RowMover
 from pykv.typing import I32Array, I64Array
 
@@ -25,10 +27,11 @@ class RowFollower:
     Parameters
     ----------
     streams : the bookkeeping.
+    stop : looked at between two steps; what is left then waits for the next `run`.
     """
 
-    def __init__(self, streams: CellStreams) -> None:
-        self._streams = streams
+    def __init__(self, streams: CellStreams, stop: CancelFlag) -> None:
+        self._streams, self._stop = streams, stop
         self._movers: weakref.WeakSet[RowMover] = weakref.WeakSet()
 
     def join(self, mover: RowMover) -> None:
@@ -49,23 +52,31 @@ class RowFollower:
 
         Raises
         ------
-        UnsupportedOpError, AllocError, ComputeError : a device cannot; what is left stays queued.
+        UnsupportedOpError, AllocError, ComputeError : a device cannot; what is left stays queued. Only a device that
+            fails amid a computation leaves some layers of those rows turned and others not.
+        ComputeCancelled : stopped; what is left stays queued.
         """
         queue, movers = self._streams.pending_copies, tuple(self._movers)
         queue[:] = needed_copies(queue, self._streams.cells)
         while queue:
+            self._check_stop()
             for mover in movers:
                 mover.copy(queue[0])
             del queue[0]
         rows, deltas = self._streams.moved_rows()
         for some, delta in in_groups(rows, deltas, min(mover.n_rows_at_once for mover in movers)):
+            self._check_stop()
             _turn_all(movers, some, delta)
             self._streams.reset_shift(some)  # at once, so that none is turned twice if the next computation fails
         self._streams.reset_shift()
 
+    def _check_stop(self) -> None:
+        if self._stop:
+            raise ComputeCancelled("stopped while rows were following their cells; the next update goes on from there")
+
 
 def _turn_all(movers: Sequence[RowMover], rows: I64Array, deltas: I32Array) -> None:
-    """Turn rows in all stores or, if one of them fails, in none."""
+    """Turn rows in all stores; if one of them fails, turn them back in those that are done."""
     done: list[RowMover] = []
     try:
         for mover in movers:

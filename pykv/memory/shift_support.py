@@ -13,10 +13,12 @@ class ShiftSupport:
     ----------
     reason : None, or one word that says why not, such as "multi_dim_positions".
     detail : the same in a sentence.
+    is_lossy : keys are stored in blocks, so that each move rounds them anew.
     """
 
     reason: str | None = None
     detail: str = ""
+    is_lossy: bool = False
 
     def __bool__(self) -> bool:
         return self.reason is None

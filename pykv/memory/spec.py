@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pykv.cells import NO_WINDOW, Window
 from pykv.errors import ParamError
 from pykv.ggml import RopeParams, Tensor
+from pykv.memory.rope_turn import magnitude
 from pykv.memory.shift_support import ShiftSupport
 from pykv.typing import as_bool, as_int, as_number
 
@@ -57,6 +58,8 @@ class LayerSpec:
             raise ParamError(f"rope={self.rope!r} must be RopeParams, or None")
         if self.rope_factors is not None and not isinstance(self.rope_factors, Tensor):
             raise ParamError(f"rope_factors={self.rope_factors!r} must be a Tensor, or None")
+        if self.rope is not None and not 0 < magnitude(self.rope) < math.inf:
+            raise ParamError(f"rope={self.rope!r} would multiply keys by {magnitude(self.rope)}, it must be positive")
         if self.rope is not None and self.rope.n_dims > self.n_embd_head_k:
             raise ParamError(f"rope.n_dims={self.rope.n_dims} is more than n_embd_head_k={self.n_embd_head_k}")
 

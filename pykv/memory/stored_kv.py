@@ -12,13 +12,14 @@ from typing import Any, Self
 import numpy as np
 
 from pykv.cells import CellStreams, CellsView, MaskRule, visible
-from pykv.cells.arguments import integer, sequence_id
+from pykv.cells.arguments import boolean, integer, sequence_id
 from pykv.errors import ParamError, UseAfterCloseError
 from pykv.ggml import BufferType, Tensor, usable_cores
 from pykv.ggml.owner import Owner
 from pykv.memory.base import UpdateStatus
 from pykv.memory.guard import Guard
-from pykv.memory.kv_plan import KVPlan, KVSettings
+from pykv.memory.kv_plan import KVPlan
+from pykv.memory.kv_settings import KVSettings
 from pykv.memory.kv_store import KVStore
 from pykv.memory.row_follower import RowFollower
 from pykv.memory.row_mover import RowMover
@@ -69,11 +70,11 @@ class StoredKV:
         plan = KVPlan(spec, settings, place, share or {})
         self.spec, self.settings, self.other = spec, settings, other
         self.store: KVStore = KVStore(plan, other.store if other is not None else None)
-        self.streams: CellStreams = other.streams if other is not None else _streams(spec, settings)
-        self.guard: Guard = other.guard if other is not None else Guard()
+        self.streams: CellStreams = _streams(spec, settings) if other is None else other.streams
+        self.guard: Guard = Guard() if other is None else other.guard
         self.listeners: list[Listener] = []
         self._mover = RowMover(self.store, usable_cores() if n_threads is None else n_threads)
-        self._follower: RowFollower = other._follower if other is not None else RowFollower(self.streams)
+        self._follower: RowFollower = RowFollower(self.streams, self.guard.flag) if other is None else other._follower
         self._follower.join(self._mover)
         self._closed = False
 
@@ -87,8 +88,8 @@ class StoredKV:
         return self.settings.n_stream
 
     @property
-    def n_used(self) -> int:
-        """Cells up to the last one in use, over all streams."""
+    def used_max_p1(self) -> int:
+        """The last cell in use, over all streams, plus one."""
         return max(cells.used_max_p1 for cells in self.streams.cells)
 
     # data
@@ -112,7 +113,7 @@ class StoredKV:
         ParamError : the layer has none here.
         """
         self.update()
-        return self.store.tensors(il)
+        return self.store.tensors(integer("il", il))
 
     def store_v(self, transposed: bool) -> None:
         """Lay out the stored V of all layers the other way; the same values in the same bytes. Mutates the data.
@@ -121,18 +122,22 @@ class StoredKV:
         ------
         ParamError : V is quantised, layers differ in width, or another cache shares cells or layers with this one.
         """
+        self.update()
         if transposed == self.store.v_trans:
             return
-        self.update()
         with self.guard:
-            self.store.turn_v(self.n_used, transposed)
+            self.store.turn_v(self.used_max_p1, transposed)
 
     def update(self) -> UpdateStatus:
         """Let stored rows follow the verbs: carry out queued copies, then turn the keys of what has moved.
 
+        The rows of all caches that stand on these cells follow.
+
         Raises
         ------
-        UnsupportedOpError, AllocError, ComputeError : a device cannot; what is left stays queued.
+        UnsupportedOpError, AllocError, ComputeError : a device cannot; what is left stays queued. Only a device that
+            fails amid a computation leaves some layers of those rows turned and others not.
+        ComputeCancelled, KeyboardInterrupt : Ctrl-C; what is left stays queued.
         """
         self.require_open()
         if not self._follower.has_work:
@@ -144,11 +149,13 @@ class StoredKV:
     def pos_min(self, seq_id: int) -> int:
         """Return the smallest position of a sequence, -1 if it is empty."""
         self.require_open()
+        self._check_ids(seq_id)
         return self.streams.pos_min(seq_id)
 
     def pos_max(self, seq_id: int) -> int:
         """Return the largest position of a sequence, -1 if it is empty."""
         self.require_open()
+        self._check_ids(seq_id)
         return self.streams.pos_max(seq_id)
 
     # inspection
@@ -165,13 +172,15 @@ class StoredKV:
         ----------
         derotate : as they were before RoPE, the same at every position.
         """
+        il, is_raw = integer("il", il), boolean("derotate", derotate)
         with self.guard:
             rows = self._rows_of(il, seq_id)
             pos = self.streams.cells[self.streams.stream_of(seq_id)].pos[rows % self.n_cells]
-            return self._mover.read_k(il, rows, pos if derotate else None)
+            return self._mover.read_k(il, rows, pos if is_raw else None)
 
     def v(self, il: int, seq_id: int) -> F32Array:
         """Return the values of a sequence, (n_tokens, n_head_kv, n_embd_head_v) in the order of positions."""
+        il = integer("il", il)
         with self.guard:
             return self._mover.read_v(il, self._rows_of(il, seq_id))
 
@@ -179,19 +188,23 @@ class StoredKV:
         """Return the positions that a query at `pos` attends to, ascending, by kind of layer: "full" or a window's."""
         self.require_open()
         self._check_ids(seq_id)
-        cells = self.streams.cells[self.streams.stream_of(seq_id)]
-        rule = MaskRule(window=self.spec.window)
-        return {self.spec.window.kind: visible(cells, int(seq_id), integer("pos", pos, 0, POS_INF - 1), rule)}
+        pos, rule = integer("pos", pos, 0, POS_INF - 1), MaskRule(window=self.spec.window)
+        with self.guard:
+            cells = self.streams.cells[self.streams.stream_of(seq_id)]
+            return {self.spec.window.kind: visible(cells, int(seq_id), pos, rule)}
 
     def check(self) -> None:
         """Verify every invariant; raises AssertionError naming what is wrong."""
-        self.streams.check()
-        self.store.check()
+        self.require_open()
+        with self.guard:
+            self.streams.check()
+            self.store.check()
 
     def dump(self, stream: int = 0) -> str:
         """Return the cells up to the last used one: ``2:5{0,1}`` is position 5 of sequences 0 and 1, ``3:.`` empty."""
-        self.require_open()
-        return self.streams.dump(integer("stream", stream, 0, self.n_stream - 1))
+        view = self.cells(stream)
+        with self.guard:
+            return " ".join(view.words())
 
     def close(self) -> None:
         """Free the buffers. Graphs that still stand on them keep them until they go."""
@@ -239,6 +252,5 @@ def _streams(spec: MemorySpec, settings: KVSettings) -> CellStreams:
         n_seq_max=settings.n_seq_max,
         unified=settings.unified,
         window=spec.window,
-        n_pos_per_embd=spec.n_pos_per_embd,
         reference_moves=settings.reference_moves,
     )

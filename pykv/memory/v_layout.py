@@ -15,6 +15,7 @@ import numpy as np
 
 from pykv.cells import RowCopy
 from pykv.ggml import Tensor, to_float
+from pykv.ggml.tensor_rows import host_items, tight
 from pykv.typing import AnyArray, F32Array, I64Array
 
 _WORDS = {2: np.uint16, 4: np.uint32}
@@ -39,9 +40,16 @@ def turn_v(tensors: Sequence[Tensor], n_used: int, transposed: bool) -> None:
 
 def copy_cells(tensor: Tensor, copy: RowCopy) -> None:
     """Copy cells of transposed V onto others."""
-    values = _stream(tensor, copy.src_stream)[:, copy.src]
-    target = _stream(tensor, copy.dst_stream)
-    target[:, copy.dst] = values
+    width, n_cells, n_stream, _ = tensor.ne
+    items = host_items(tensor, tensor.dtype.type_size)
+    if items is not None:
+        streams = items.view(_WORDS[tensor.dtype.type_size]).reshape(n_stream, width, n_cells)
+        streams[copy.dst_stream][:, tight(copy.dst)] = streams[copy.src_stream][:, tight(copy.src)]
+        return
+    target = source = _stream(tensor, copy.src_stream)
+    if copy.dst_stream != copy.src_stream:
+        target = _stream(tensor, copy.dst_stream)
+    target[:, copy.dst] = source[:, copy.src]
     tensor.set(target, copy.dst_stream * target.nbytes)
 
 

@@ -79,7 +79,7 @@ class Compute:
         Prompts leave it in rows, where they write it fastest; the first token generated after them turns it.
         """
         cache = self._cache
-        wanted = self._attention.wants_transposed(cache.n_used + n_tokens, cache.store.v_trans)
+        wanted = self._attention.wants_transposed(cache.used_max_p1 + n_tokens, cache.store.v_trans)
         if wanted == cache.store.v_trans or (wanted and n_tokens >= MANY_TOKENS) or not cache.store.can_turn_v:
             return
         cache.store_v(transposed=wanted)

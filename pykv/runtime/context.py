@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from pykv.batch import Batch, BatchBuilder, BatchLimits, ValidBatch, validate
 from pykv.errors import ComputeCancelled, ConcurrentUseError, NoSlotError, ParamError, UseAfterCloseError
-from pykv.ggml import Backend, BufferType, CancelFlag, HeldInterrupt, cpu_device
-from pykv.memory import AttentionPath, AttentionPlan, KVCache, KVPlan, KVSettings
-from pykv.memory.attention_probe import ProbeShape, faster_plan
+from pykv.ggml import Backend, HeldInterrupt, cpu_device
+from pykv.memory import AttentionPlan, KVCache
 from pykv.memory.kv_context import KVContext
 from pykv.runtime.compute import Compute
+from pykv.runtime.memory_layout import attention_plan, kv_places, kv_settings
 from pykv.runtime.outputs import Outputs
-from pykv.runtime.params import ContextParams, ResolvedParams, resolve
+from pykv.runtime.params import ContextParams, resolve
 from pykv.typing import BoolArray, F32Array
 
 if TYPE_CHECKING:
@@ -46,21 +45,21 @@ class Context:
     def __init__(self, model: Model, params: ContextParams, attention: AttentionPlan | None = None) -> None:
         self.model, self.asked = model, params
         self.params = resolve(params, model.hparams)
-        self._cancel = CancelFlag()
         self._lock = threading.Lock()
         self._cancel_lock = threading.RLock()  # a signal handler may call cancel()
         self._closed = False
         self._logits: F32Array | None = None
         self._wanted: BoolArray = np.zeros(0, np.bool_)
         spec = model.architecture.memory_spec(self.params.rope)
-        self.attention = attention or _attention_plan(model, self.params)
+        self.attention = attention or attention_plan(model, self.params)
         self.traces: list[Trace] = []
         self.memory = KVCache(
             spec,
-            _kv_settings(self.params, self.attention),
-            place=_kv_places(model, self.params),
+            kv_settings(self.params, self.attention),
+            place=kv_places(model, self.params),
             n_threads=self.params.n_threads,
         )
+        self._cancel = self.memory.guard.flag  # one for all: moving rows stops at it between two steps
         try:
             self._compute = self._make_compute()
         except BaseException:
@@ -69,19 +68,6 @@ class Context:
         self._limits = BatchLimits(
             n_tokens_max=self.params.n_batch, n_vocab=model.hparams.n_vocab, n_seq_max=self.params.n_seq_max
         )
-
-    @staticmethod
-    def plan(model: Model, params: ContextParams) -> KVPlan:
-        """Return what the KV cache of such a context takes, without allocating it."""
-        resolved = resolve(params, model.hparams)
-        spec = model.architecture.memory_spec(resolved.rope)
-        # rows of equal width take the same bytes in both layouts: no need to measure which one it will be
-        is_even = len({layer.n_embd_v for layer in spec.layers}) == 1
-        if is_even and resolved.flash_attn == "auto":
-            attention = AttentionPlan.of(AttentionPath.FLASH)
-        else:
-            attention = _attention_plan(model, resolved)
-        return KVCache.plan(spec, _kv_settings(resolved, attention), place=_kv_places(model, resolved))
 
     # decode
 
@@ -198,20 +184,21 @@ class Context:
 
         Raises
         ------
-        ConcurrentUseError : another thread is decoding.
+        ConcurrentUseError : another thread is decoding, or using the memory; nothing is closed.
         """
         if self._closed:
             return
         if not self._lock.acquire(blocking=False):
             raise ConcurrentUseError("the context is decoding in another thread; cancel() it before close()")
         try:
-            self._closed = True
-            for trace in tuple(self.traces):
-                trace.close()
-            self._compute.close()
-            for backend in self._backends:
-                backend.close()
-            self.memory.close()
+            with self.memory.guard:  # refuses while another thread is inside, before anything is closed
+                self._closed = True
+                for trace in tuple(self.traces):
+                    trace.close()
+                self._compute.close()
+                for backend in self._backends:
+                    backend.close()
+                self.memory.close()
         finally:
             self._lock.release()
 
@@ -292,43 +279,3 @@ class Context:
             raise UseAfterCloseError("the context is closed")
         if self.model.closed:
             raise UseAfterCloseError("the model of this context is closed")
-
-
-def _kv_places(model: Model, params: ResolvedParams) -> Callable[[int], BufferType]:
-    """Return where each layer's K and V go: beside the layer's weights."""
-
-    def place(il: int) -> BufferType:
-        device = model.placement.layers[il] if params.offload_kqv else cpu_device()
-        return device.buffer_type
-
-    return place
-
-
-def _kv_settings(params: ResolvedParams, attention: AttentionPlan) -> KVSettings:
-    return KVSettings(
-        n_cells=params.n_ctx_seq,
-        n_seq_max=params.n_seq_max,
-        unified=params.kv_unified,
-        type_k=params.type_k,
-        type_v=params.type_v,
-        v_trans=attention.transpose_from == 0,
-        reference_moves=params.reference_moves,
-    )
-
-
-def _attention_plan(model: Model, params: ResolvedParams) -> AttentionPlan:
-    if params.flash_attn != "auto":
-        return AttentionPlan.of(AttentionPath.FLASH if params.flash_attn else AttentionPath.GROUPED)
-    # differs from llama.cpp: "auto" is decided by measuring, where there it means "wherever it can run", because the
-    # fused kernel is the slower one on many CPUs; V follows, so its layout is no property of the parameters
-    hp = model.hparams
-    shape = ProbeShape(
-        n_head=hp.n_head_by_layer[0],
-        n_head_kv=hp.n_head_kv_by_layer[0],
-        n_embd_head_k=hp.n_embd_head_k,
-        n_embd_head_v=hp.n_embd_head_v,
-        n_cells=params.n_ctx_seq,
-        type_k=params.type_k,
-        type_v=params.type_v,
-    )
-    return faster_plan(model.placement.layers[0], params.n_threads, shape)

@@ -16,6 +16,7 @@ from pykv.memory import KVPlan
 from pykv.models import HParams, Placement, Weights, find_architecture
 from pykv.models.weights import Progress
 from pykv.runtime.context import Context
+from pykv.runtime.memory_layout import kv_plan
 from pykv.runtime.params import ContextParams, FlashAttn
 from pykv.typing import as_int
 
@@ -149,7 +150,7 @@ class Model:
     def plan(self, **params: Any) -> KVPlan:
         """Return what the KV cache of a context with these parameters takes, without allocating it."""
         self._require_open()
-        return Context.plan(self, _context_params(**params))
+        return kv_plan(self, _context_params(**params))
 
     @property
     def owners(self) -> tuple[Owner, ...]:

@@ -12,7 +12,7 @@ from pykv.errors import ParamError
 from pykv.ggml import DType, usable_cores
 from pykv.ggml.backend import MAX_THREADS
 from pykv.log import logger
-from pykv.memory.kv_plan import kv_type
+from pykv.memory.kv_settings import kv_type
 from pykv.models import ContextRope, HParams, RopeRequest, derive_rope
 from pykv.typing import MAX_SEQ, as_bool, as_int
 

@@ -39,9 +39,11 @@ def test_an_empty_stream_has_no_sequences() -> None:
 
 def test_nothing_can_be_changed_through_it_and_it_follows_what_changes() -> None:
     cells, view = shown()
-    for array in (view.pos, view.shift, view.token, view.n_owners, view.member(0), view.owners):
+    for array in (view.pos, view.shift, view.token, view.n_owners, view.member(0)):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
     pos, mine = view.pos, view.member(0)
     cells.rm(np.array([1]))
     assert (pos[1], mine.tolist(), view.n_used) == (-1, [False, False, True, False, False, False], 2)

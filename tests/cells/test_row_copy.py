@@ -58,9 +58,19 @@ def test_a_chain_to_nowhere_is_left_out_whole() -> None:
 
 def test_a_row_that_is_read_before_it_is_written_over_is_needed_twice() -> None:
     copies = [(0, 0, [0], [1]), (0, 0, [1], [2]), (0, 0, [3], [1])]
-    assert needed(copies, occupied([1, 2])) == copies
+    assert needed(copies, occupied([1, 2])) == [copies[0], (0, 0, [1, 3], [2, 1])]
     assert needed(copies, occupied([1])) == copies[2:]
     assert needed(copies, occupied([2])) == copies[:2]
+
+
+def test_hundreds_of_small_copies_went_through_the_whole_cache_each() -> None:
+    """Neighbours become one copy, as long as none reads what another one has written."""
+    singles = [(0, 0, [i], [i + 2]) for i in range(2)]
+    assert needed(singles, occupied([2, 3])) == [(0, 0, [0, 1], [2, 3])]
+    chain = [(0, 0, [0], [1]), (0, 0, [1], [2])]
+    assert needed(chain, occupied([1, 2])) == chain
+    across = [(0, 1, [0], [0]), (0, 0, [0], [1])]
+    assert needed(across, [*occupied([0, 1]), *occupied([0])]) == across
 
 
 def test_the_given_copies_stay_as_they_were() -> None:

@@ -14,7 +14,7 @@ from support.ubatches import run, ubatch
 
 from pykv.batch.ubatch import UBatch
 from pykv.cells import CellStreams, SlotInfo, SwaType, Window
-from pykv.errors import ParamError, SequenceError, ShiftUnsupported
+from pykv.errors import ParamError, SequenceError
 
 MAX_POS = 2**31 - 2
 
@@ -256,16 +256,6 @@ def test_division_by_zero_or_less_is_refused(d: int) -> None:
     before = state(streams)
     with pytest.raises(ParamError, match=f"d = {d}"):
         streams.seq_div(0, 0, -1, d)
-    assert state(streams) == before
-
-
-def test_tokens_of_several_positions_cannot_be_shifted() -> None:
-    streams = CellStreams(8, n_pos_per_embd=4)
-    decode(streams, ubatch([(0, p) for p in range(6)], xy=[(0, 0)] * 6))
-    before = state(streams)
-    for call in (lambda: streams.seq_add(0, 2, 6, -2), lambda: streams.seq_div(0, 0, 6, 2)):
-        with pytest.raises(ShiftUnsupported, match="4 positions"):
-            call()
     assert state(streams) == before
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from support.kv_scene import store_positions
 
 from pykv.cells import CellsView, KVCells
-from pykv.cli.cellmap import cell_dump, cell_letters, cell_map, cell_words
+from pykv.cli.cellmap import cell_dump, cell_letters, cell_map
 from pykv.memory import KVCache, LayerSpec, MemorySpec
 
 
@@ -46,7 +46,7 @@ def test_empty_memory_draws_one_row():
 
 def test_dump_has_a_word_a_cell_up_to_the_last_used(cells):
     words = ["0:0{0,1}", "1:1{0,1}", "2:2{0,1}", "3:3{0}", "4:.", "5:5{1}"]
-    assert cell_words(CellsView(cells)) == words
+    assert CellsView(cells).words() == words
     assert cell_dump(CellsView(cells)).plain == " ".join(words)
 
 
@@ -65,7 +65,7 @@ def test_dump_wraps_between_words(cells):
 
 
 def test_dump_of_empty_memory():
-    assert cell_words(CellsView(KVCells(4))) == []
+    assert CellsView(KVCells(4)).words() == []
     assert cell_dump(CellsView(KVCells(4))).plain == "(all cells are empty)"
 
 
@@ -74,4 +74,4 @@ def test_dump_is_that_of_the_memory():
     with KVCache(spec, n_cells=8, n_seq_max=2) as cache:
         store_positions(cache, [((0, 1), 0), (0, 1), (1, 1)])
         cache.seq_rm(0, 1)
-        assert " ".join(cell_words(cache.cells())) == cache.dump() == "0:0{0,1} 1:. 2:1{1}"
+        assert " ".join(cache.cells().words()) == cache.dump() == "0:0{0,1} 1:. 2:1{1}"

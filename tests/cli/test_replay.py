@@ -129,7 +129,7 @@ def test_model_at_hand_computes(path, write_tiny):
 def test_other_model_needs_a_first_one(path, write_tiny):
     result = replay(path, "--other-model", str(write_tiny(TinyModel())))
     assert result.exit_code == 2
-    assert "give model too" in result.stderr
+    assert "give --model too" in result.stderr
 
 
 def test_cut_trace_says_so(path, tmp_path):

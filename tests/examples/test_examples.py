@@ -62,12 +62,19 @@ def test_moves_leave_the_sequence_that_shares_cells_alone(smollm2_path):
     assert shape == "(5, 3, 64)"
 
 
+def test_agents_md_maps_every_module_that_tests_share():
+    here = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "support").glob("*.py")}
+    assert {path for path in mapped_files() if path.startswith("tests/support/")} == here
+
+
 def mapped_files() -> set[str]:
     """Return the paths that AGENTS.md has a line for: its headings are folders, its first columns files."""
     folder, paths = "", set()
     for line in (ROOT / "AGENTS.md").read_text().splitlines():
         if heading := re.match(r"### (\S+/)$", line):
             folder = heading[1]
+        elif line.startswith("### "):
+            folder = ""  # rows below name their folder themselves
         elif row := re.match(r"\| `([^`*]+\.py)` \|", line):
             paths.add(folder + row[1])
     return paths

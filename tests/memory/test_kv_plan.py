@@ -11,7 +11,7 @@ import pytest
 from pykv.errors import AllocError, ParamError
 from pykv.ggml import Buffer, BufferType, DType, cpu_device
 from pykv.memory import KV_TYPES, KVCache, KVPlan, KVSettings, LayerSpec, MemorySpec, kv_buffers
-from pykv.memory.kv_plan import kv_type
+from pykv.memory.kv_settings import kv_type
 
 BLOCKS = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q5_1": (32, 24), "q5_0": (32, 22)}
 BLOCKS |= {"q4_1": (32, 20), "q4_0": (32, 18), "iq4_nl": (32, 18)}

@@ -116,6 +116,8 @@ def test_closing_a_sharing_cache_leaves_the_other_one_open() -> None:
     [
         ({"n_cells": 16}, {}, "n_cells=16 differs from the shared cache's 8"),
         ({"n_seq_max": 2, "unified": False}, {}, "n_stream=2 differs"),
+        ({"n_seq_max": 2}, {}, "n_seq_max=2 differs from the shared cache's 1"),
+        ({"reference_moves": True}, {}, "reference_moves=True differs"),
         ({"type_k": "f32"}, {0: 0}, "type_k differs between layer 0 and the other cache's layer 0"),
         ({"type_v": "q8_0"}, {1: 0}, "type_v differs between layer 1"),
         ({"v_trans": True}, {0: 0}, "v_trans differs"),
@@ -130,6 +132,12 @@ def test_caches_that_do_not_fit_together(settings: dict, share: dict[int, int], 
     three = MemorySpec((LAYER, LAYER, LayerSpec(2, 32, 32)))
     with KVCache(three, KVSettings(8)) as base, pytest.raises(ParamError, match=message):
         KVCache(SPEC, KVSettings(**({"n_cells": 8} | settings)), other=base, share=share)
+
+
+@pytest.mark.parametrize("extra", [{"n_pos_per_embd": 4}, {"absolute_positions": True}])
+def test_a_verb_moved_the_cells_of_a_cache_that_cannot_shift(extra: dict) -> None:
+    with KVCache(SPEC, KVSettings(8)) as base, pytest.raises(ParamError, match=next(iter(extra))):
+        KVCache(MemorySpec((LAYER, LAYER), **extra), KVSettings(8), other=base)
 
 
 def test_shared_and_own_layers_that_are_rotated_differently() -> None:

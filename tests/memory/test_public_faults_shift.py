@@ -15,7 +15,7 @@ from support.cell_state import state
 from support.key_scene import NEAR, KeyScene, raw_rows, toy_spec, wavy
 from support.naive_sequences import NaiveSequences
 
-from pykv.errors import NoSlotError, ShiftUnsupported
+from pykv.errors import NoSlotError, ParamError, ShiftUnsupported
 from pykv.memory import KVCache, UpdateStatus
 
 
@@ -130,15 +130,16 @@ def test_a_fork_of_cells_with_a_pending_shift_was_turned_twice_or_never(unified:
 
 
 def test_a_plan_made_before_a_shift_stored_beside_it() -> None:
-    """What is queued between planning and storing is carried out before the token is written."""
+    """A verb between planning and storing makes the plan stale, also if its cells are still free."""
     with make(8) as cache:
         scene = KeyScene(cache)
         scene.store(0, range(4))
         plan = scene.plan(0, [4])
         assert plan is not None
         cache.seq_add(0, 2, 4, 6)
-        scene.write(plan.apply(0), plan.slots[0], plan.ubatches[0])
-        assert scene.check(0, NEAR["f32"]) == [(0, 0), (1, 1), (4, 4), (8, 2), (9, 3)]
+        with pytest.raises(ParamError, match="plan the batch anew"):
+            plan.apply(0)
+        assert scene.check(0, NEAR["f32"]) == [(0, 0), (1, 1), (8, 2), (9, 3)]
 
 
 N_SEQ = 3

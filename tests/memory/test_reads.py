@@ -282,3 +282,62 @@ def test_tokens_of_a_batch_are_shown_with_their_cells() -> None:
         batch = Batch([5, 6, 7], pos=[0, 1, 2], seq_id=0)
         cache.init_batch(validate(batch, BatchLimits(8, 10, 1), cache), 8).apply(0)
         assert cache.cells().token[:4].tolist() == [5, 6, 7, -1]
+
+
+UNSPELT = {
+    "huge": 10**5000,
+    "tiny": -(10**5000),
+    "float": 0.5,
+    "text": "x" * 500,
+    "none": None,
+    "array": np.array([0, 1]),
+    "bool": True,
+}
+
+
+@pytest.mark.parametrize("bad", UNSPELT.values(), ids=UNSPELT)
+def test_arguments_that_cannot_be_spelt_ended_in_other_errors(bad: object) -> None:
+    with KVCache(MemorySpec((LayerSpec(1, 64, 64),)), KVSettings(8, n_seq_max=2)) as cache:
+        for call in (
+            lambda: cache.seq_rm(bad),
+            lambda: cache.seq_add(0, 0, -1, bad),
+            lambda: cache.pos_max(bad),
+            lambda: cache.pos_min(bad),
+            lambda: cache.k(bad, 0),
+            lambda: cache.v(bad, 0),
+            lambda: cache.visible(0, bad),
+            lambda: cache.cells(bad),
+            lambda: cache.dump(bad),
+            lambda: cache.tensors(bad),
+        ):
+            with pytest.raises((ParamError, SequenceError)) as caught:
+                call()
+            assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("bad", ["no", 1, None, np.array([True, False])])
+def test_flags_that_are_none_counted_as_true(bad: object) -> None:
+    with KVCache(MemorySpec((LayerSpec(1, 64, 64),)), KVSettings(8)) as cache:
+        store_positions(cache, run(0, range(3)))
+        with pytest.raises(ParamError, match="derotate"):
+            cache.k(0, 0, derotate=bad)
+        with pytest.raises(ParamError, match="data"):
+            cache.clear(bad)
+        assert cache.pos_max(0) == 2
+        cache.clear(np.False_)
+        assert cache.pos_max(0) == -1
+
+
+@pytest.mark.parametrize("type_k", ["f16", "q8_0", "q4_0"])
+def test_moves_that_round_keys_anew_are_told(type_k: str) -> None:
+    with KVCache(MemorySpec((LayerSpec(1, 64, 64),)), KVSettings(8, type_k=type_k)) as cache:
+        assert cache.can_shift()
+        assert cache.can_shift().is_lossy == type_k.startswith("q")
+
+
+def test_a_closed_cache_checked_and_turned_nothing_without_a_word() -> None:
+    cache = KVCache(MemorySpec((LayerSpec(1, 64, 64),)), KVSettings(8))
+    cache.close()
+    for call in (cache.check, cache.dump, lambda: cache.store_v(False), lambda: cache.visible(0, 0), cache.update):
+        with pytest.raises(UseAfterCloseError):
+            call()

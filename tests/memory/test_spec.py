@@ -38,6 +38,8 @@ def test_uniform_repeats_a_layer() -> None:
         ((0, 2**63, 64), "n_embd_head_k=9223372036854775808"),
         ((1, 64, 64, 10000.0), r"rope=10000\.0 must be RopeParams"),
         ((1, 64, 64, None, [1.0]), r"rope_factors=\[1\.0\] must be a Tensor"),
+        ((1, 64, 64, RopeParams(64, attn_factor=0.0)), r"would multiply keys by 0\.0, it must be positive"),
+        ((1, 64, 64, RopeParams(64, attn_factor=-1.0)), r"would multiply keys by -1\.0"),
         ((1, 64, 64, RopeParams(66)), r"rope\.n_dims=66 is more than n_embd_head_k=64"),
     ],
 )

@@ -10,7 +10,7 @@ from support.kv_scene import plan_batch, run, store_positions
 from support.moved_keys import MovedKeys
 from support.row_writer import RowWriter, draw, rotated
 
-from pykv.errors import AllocError, ComputeError
+from pykv.errors import AllocError, ComputeCancelled, ComputeError
 from pykv.ggml import Graph, RopeParams, Sched
 from pykv.memory import KVCache, KVSettings, LayerSpec, MemorySpec, row_mover
 
@@ -56,6 +56,22 @@ def test_rows_that_were_turned_are_not_turned_again(monkeypatch: pytest.MonkeyPa
         with pytest.raises(ComputeError):
             cache.update()
         assert np.count_nonzero(cache.cells().shift) == 40 - CHUNK * (at - 1)
+        keys.check("f32")
+
+
+def test_an_update_could_not_be_stopped() -> None:
+    with make(n_seq_max=2, n_cells=128) as cache:
+        keys = MovedKeys(cache, 40)
+        keys.add(0, -1, 9)
+        cache.seq_cp(0, 1)
+        keys.add(20, -1, 4)
+        cache.guard.flag.set()
+        for _ in range(2):
+            with pytest.raises(ComputeCancelled, match="the next update goes on"):
+                cache.update()
+            assert cache.streams.pending_copies
+            assert np.count_nonzero(cache.cells().shift) > 0
+        cache.guard.flag.clear()
         keys.check("f32")
 
 

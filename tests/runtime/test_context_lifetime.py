@@ -232,3 +232,25 @@ def test_contexts_opened_again_and_again_do_not_grow_the_process(model: pykv.Mod
         open_one()
     gc.collect()
     assert resident() - before < 30e6
+
+
+def test_a_close_that_the_memory_refused_left_its_buffers_for_ever(model: pykv.Model) -> None:
+    context = model.context(n_ctx=256, n_threads=1)
+    entered, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with context.memory.guard:
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(60)
+    with pytest.raises(ConcurrentUseError, match="memory is in use"):
+        context.close()
+    leave.set()
+    thread.join()
+    context.decode(BATCH)  # nothing was closed
+    context.close()
+    with pytest.raises(UseAfterCloseError):
+        context.memory.update()

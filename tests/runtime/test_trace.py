@@ -130,6 +130,31 @@ def test_refused_verbs_are_recorded(path):
     assert steps[1]["args"] == [0, {"repr": "'start'"}, -1]
 
 
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def test_what_cannot_be_written_down_changed_what_a_verb_does(path):
+    with open_stand_in() as context, context.trace(path):
+        context.decode(pykv.Batch([5, 7, 9, 4]))
+        assert context.memory.seq_rm(0, 2, 10**5000)
+        with pytest.raises(ParamError):
+            context.memory.clear(Unspeakable())
+        with pytest.raises(ParamError):
+            context.memory.seq_add(0, 0, -1, Unspeakable())
+    read = read_trace(path)
+    assert [str(step.outcome).split(":")[0] for step in read.steps] == ["ok", "True", "ParamError", "ParamError"]
+    assert [step.args for step in read.steps[1:]] == [
+        (0, 2, {"repr": "some int"}),
+        ({"repr": "some Unspeakable"},),
+        (0, 0, -1, {"repr": "some Unspeakable"}),
+    ]
+
+
 def test_tokens_may_stay_private(path):
     with open_stand_in() as context, context.trace(path, tokens=False):
         context.decode(pykv.Batch([5, 7]))

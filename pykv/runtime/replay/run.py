@@ -79,7 +79,7 @@ def replay(
     if tolerance is not None and (limit is None or limit < 0):
         raise ParamError(f"tolerance={tolerance!r} must be a number, not negative")
     if changes.model is not None and model is None:
-        raise ParamError(f"changes.model={changes.model!r}: a model is compared with another one; give model too")
+        raise ParamError(f"other model {changes.model}: it is compared with another one; give --model too")
     header = trace.header
     with ExitStack() as stack:
         first = stack.enter_context(closing(open_run(header, Changes(), model, n_threads)))

@@ -76,7 +76,12 @@ class Trace:
         self.close()
 
     def _hear_verb(self, name: str, args: tuple[object, ...], result: object) -> None:
-        self._write_step(VerbStep.of(name, args, result, ranges(self._context)).record())
+        try:
+            record = VerbStep.of(name, args, result, ranges(self._context)).record()
+        except Exception as error:  # what a caller passed is of no kind that can be written down
+            self._give_up(f"{name}: {type(error).__name__}")
+            return
+        self._write_step(record)
 
     def _write_step(self, record: Mapping[str, Any]) -> None:
         with self._lock:
@@ -89,12 +94,12 @@ class Trace:
             while line:  # a disk that fills up takes a part
                 line = line[self._file.write(line) or 0 :]
         except OSError as error:
-            self._give_up(error)
+            self._give_up(error.strerror or str(error))
             return False
         return True
 
-    def _give_up(self, error: OSError) -> None:
+    def _give_up(self, why: str) -> None:
         """Warn and stop, but fail nobody: the step itself is done."""
         self._file.close()
         with suppress(RuntimeWarning):  # where warnings are errors
-            warnings.warn(f"{self.path}: the trace ends here: {error.strerror}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{self.path}: the trace ends here: {why}", RuntimeWarning, stacklevel=2)

@@ -8,13 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from pykv.cells.arguments import shown
 from pykv.runtime.trace.fingerprint import Fingerprint
-from pykv.typing import as_int
+from pykv.typing import as_bool, as_int
 
 VERBS = {"clear": 1, "seq_rm": 3, "seq_cp": 4, "seq_keep": 1, "seq_add": 4, "seq_div": 4}
 """Verbs that a trace holds, and how many arguments each takes."""
 
-HALF_WAY = ("ComputeCancelled", "ComputeError", "AllocError", "KeyboardInterrupt", "MemoryError")
+HALF_WAY = (
+    "ComputeCancelled",
+    "ComputeError",
+    "AllocError",
+    "KeyboardInterrupt",
+    "MemoryError",
+    "UnsupportedOpError",
+)
 """Errors after which the ubatches that were computed stay in the memory."""
 
 Ranges = Mapping[int, tuple[int, int]]
@@ -40,7 +48,7 @@ class Outcome:
         """Return the outcome of what a verb's listener hears: a value, or an exception."""
         if isinstance(result, BaseException):
             return cls(None, type(result).__name__, str(result))
-        return cls(result if isinstance(result, (bool, int, float, str, type(None))) else repr(result))
+        return cls(result if isinstance(result, (bool, int, float, str, type(None))) else shown(result))
 
     def record(self) -> object:
         """Return it for JSON."""
@@ -215,10 +223,11 @@ def step_from_record(record: Mapping[str, Any], line: int) -> Step:
 
 
 def _plain(arg: object) -> object:
-    if isinstance(arg, (bool, type(None))):
-        return arg
+    if arg is None or as_bool(arg) is not None:
+        return as_bool(arg)
     number = as_int(arg)
-    return {"repr": repr(arg)} if number is None else number
+    # JSON holds any integer, but Python refuses to spell those of thousands of digits
+    return {"repr": shown(arg)} if number is None or abs(number) >= 2**64 else number
 
 
 def _seen(ranges: Ranges) -> dict[str, tuple[int, int]]:
