@@ -22,7 +22,7 @@ TURN_AT = 80
 def test_values_turn_with_the_depth_and_nothing_is_lost(
     write_tiny: Callable[[TinyModel], Path], monkeypatch: pytest.MonkeyPatch, many: AttentionPath, unified: bool
 ) -> None:
-    monkeypatch.setattr(context_module, "_attention_plan", lambda *_: AttentionPlan(many, TURN_AT))
+    monkeypatch.setattr(context_module, "attention_plan", lambda *_: AttentionPlan(many, TURN_AT))
     with (
         pykv.Model.load(write_tiny(TINY)) as model,
         model.context(n_ctx=512, n_seq_max=2, kv_unified=unified, n_threads=1) as context,
