@@ -131,7 +131,10 @@ def test_it_was_not_said_what_was_compared_and_how_close_it_was(path):
     said = replay(path).stdout
     assert "\ncompared: outcomes, positions, cells, tokens, logits\n" in said
     assert "\nnot compared: K and V: a trace does not hold them\n" in said
-    assert "\nlogits: within tolerance 1e-05; largest NMSE 0 in step 1, row 0; top-1 differs in 0 of 1 rows\n" in said
+    assert (
+        "\nlogits: within tolerance 1e-05; largest NMSE 0 in step 1, row 0, seq 0, pos 19; top-1 differs in 0 of 1"
+        in said
+    )
     said = replay(path, "--type-k", "q8_0").stdout
     assert "\ncompared: outcomes, positions, cells, tokens, logits, K and V\n" in said
     assert re.search(r"^K: within tolerance \S+; largest NMSE \S+ in step \d, layer \d, seq \d, pos \d+$", said, re.M)
@@ -142,7 +145,11 @@ def test_what_was_compared_as_json(path):
     assert record["compared"] == ["outcomes", "positions", "cells", "tokens", "logits"]
     assert record["not_compared"] == {"K and V": "a trace does not hold them"}
     assert (record["n_rows"], record["n_top_differ"], record["tolerance"]["spread"]) == (1, 0, 1e-5)
-    assert record["farthest"]["logits"] == {"nmse": 0.0, "tolerance": 1e-5, "where": {"step": 1, "row": 0}}
+    assert record["farthest"]["logits"] == {
+        "nmse": 0.0,
+        "tolerance": 1e-5,
+        "where": {"step": 1, "row": 0, "seq": 0, "pos": 19},
+    }
 
 
 def test_a_rounded_size_is_told(path):

@@ -273,9 +273,9 @@ def test_positions_that_are_others(path, tmp_path):
 
 def test_logits_that_are_others(path, tmp_path):
     found = altered(path, tmp_path, 3, lambda step: step["rows"][1].__setitem__(4, 99.0)).difference
-    assert (found.step, found.kind, found.where) == (3, "logits", {"row": 1})
+    assert (found.step, found.kind, found.where) == (3, "logits", {"row": 1, "seq": 1, "pos": 30})
     assert found.nmse > found.tolerance
-    assert str(found).startswith("logits, row 1: top-1 ")
+    assert str(found).startswith("logits, row 1, sequence 1, position 30: top-1 ")
 
 
 def test_one_row_of_logits_too_many(path, tmp_path):
@@ -335,7 +335,7 @@ def test_how_close_it_was_did_not_show(path):
     assert report.difference is None
     distances = report.distances
     assert distances.n_rows == sum(len(step.rows) for step in read_trace(path).steps if hasattr(step, "rows")) == 39
-    for kind, names in (("K", ["step", "layer", "seq", "pos"]), ("logits", ["step", "row"])):
+    for kind, names in (("K", ["step", "layer", "seq", "pos"]), ("logits", ["step", "row", "seq", "pos"])):
         one = distances.farthest[kind]
         assert 0 < one.nmse <= one.tolerance
         assert list(one.where) == names

@@ -30,7 +30,7 @@ from pykv.errors import (
 )
 from pykv.runtime import Context
 from pykv.runtime.trace.file import read_trace
-from pykv.runtime.trace.held import _hash
+from pykv.runtime.trace.held import _hashes
 from pykv.runtime.trace.outcome import Outcome
 from pykv.runtime.trace.step import DecodeStep, VerbStep
 
@@ -304,7 +304,7 @@ def test_cells_are_hashed_by_what_they_hold_not_by_where(path):
 
 @given(st.lists(st.integers(0, 60), max_size=12), st.lists(st.integers(0, 60), max_size=12))
 def test_hashes_are_alike_where_the_same_is_held(one, other):
-    hashes = [_hash(np.array(values, np.int32)) for values in (one, other)]
+    hashes = [_hashes(np.array(values, np.int32)) for values in (one, other)]
     assert (hashes[0] == hashes[1]) == (sorted(one) == sorted(other))
 
 
