@@ -19,6 +19,7 @@ from pykv.cells.cell_table import NO_TOKEN
 from pykv.cells.cells_view import CellsView
 from pykv.cells.kv_cells import KVCells
 from pykv.cells.placing import Journal, Part, check_positions, check_writable, place
+from pykv.cells.row_copy import RowCopy
 from pykv.cells.slot import SlotInfo, find_slot
 from pykv.cells.window import NO_WINDOW, Window
 from pykv.errors import ParamError
@@ -36,10 +37,12 @@ class StreamTable:
     n_seq_max : sequences with a stream of their own, if not unified.
     window : the cells it hides from every later token may be reused.
     n_changes : goes up with every change, so that a plan can tell whether it is still good.
+    pending_copies : rows that are still to be copied, in order.
 
     Parameters
     ----------
-    reference_moves : see `CellStreams`.
+    reference_moves : move positions as llama.cpp does: shared cells for all their owners, and with its sign of the
+        shift in `seq_div`.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class StreamTable:
         self.n_seq_max = n_seq_max
         self.window = window
         self.n_changes = 0
+        self.pending_copies: list[RowCopy] = []
+        self._reference_moves = reference_moves
         self._n_ids = MAX_SEQ if n_stream == 1 else n_stream
 
     @property

@@ -16,7 +16,7 @@ from pykv.cells.ranges import clip_range
 from pykv.cells.row_copy import RowCopy
 from pykv.cells.slot import find_cells
 from pykv.cells.stream_table import StreamTable
-from pykv.cells.window import NO_WINDOW, Window
+from pykv.cells.window import NO_WINDOW
 from pykv.errors import NoSlotError, ParamError, ShiftUnsupported
 from pykv.typing import POS_INF, BoolArray, I32Array, I64Array, as_int
 
@@ -25,29 +25,7 @@ class CellStreams(StreamTable):
     """The cells of one KV cache and what can be done to sequences.
 
     Each verb refuses a sequence with SequenceError, another argument with ParamError, before it begins.
-
-    Attributes
-    ----------
-    pending_copies : rows that are still to be copied, in order.
-
-    Parameters
-    ----------
-    reference_moves : move positions as llama.cpp does: shared cells for all their owners, and with its sign of the
-        shift in `seq_div`.
     """
-
-    def __init__(
-        self,
-        n_cells: int,
-        *,
-        n_seq_max: int = 1,
-        unified: bool = True,
-        window: Window = NO_WINDOW,
-        reference_moves: bool = False,
-    ) -> None:
-        super().__init__(n_cells, n_seq_max=n_seq_max, unified=unified, window=window, reference_moves=reference_moves)
-        self.pending_copies: list[RowCopy] = []
-        self._reference_moves = reference_moves
 
     def clear(self) -> None:
         """Empty every stream and forget what is pending."""
@@ -124,12 +102,12 @@ class CellStreams(StreamTable):
         self.n_changes += 1
         cells = self.cells[stream]
         idxs = cells.find(seq_id, p0, p1)
-        moved = cells.pos[idxs] + np.int64(delta)
-        if idxs.size and (last := int(moved.max())) >= POS_INF:
+        pos = cells.pos[idxs]
+        if idxs.size and (last := int(pos.max()) + delta) >= POS_INF:
             raise ParamError(f"delta = {delta}: position {last} would pass the limit {POS_INF - 1}")
         shared = self._shared(cells, idxs)
         if shared.any():
-            falling = shared & (moved < 0)
+            falling = shared & (pos < -delta)
             own = self._split_off(seq_id, stream, idxs[shared & ~falling])
             cells.seq_rm(idxs[falling], seq_id)
             idxs = np.concatenate((idxs[~shared], own))

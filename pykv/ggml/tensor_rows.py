@@ -29,7 +29,6 @@ def copy_rows(tensor: Tensor, src: I64Array, dst: I64Array) -> None:
         raise TensorError(f"{tensor!r}: {src.size} of its {n_rows} rows cannot be copied onto {dst.size} others")
     if src.size == 0:
         return
-    tensor.check_data()
     row = tensor.dtype.row_size(tensor.ne[0])
     rows = host_items(tensor, row)
     if rows is not None:

@@ -20,43 +20,16 @@ from pykv.typing import F32Array, I32Array
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The first thing that differs.
+class Found:
+    """Something that differs, without the step at which it showed.
 
     Attributes
     ----------
-    step : number of the step, from 1; the number of steps plus one for what shows only after all of them.
-    line : of the trace; 0 = behind its end.
-    did : the step in words.
     kind : "outcome", "positions", "cells", "tokens", "K", "V" or "logits".
     where : what narrows it down: "seq", "layer", "pos", "row".
     first, second : what each side has.
     nmse, tolerance : of the row, where rows differ, and the most that counts as equal.
     """
-
-    step: int
-    line: int
-    did: str
-    kind: str
-    where: Mapping[str, int]
-    first: str
-    second: str
-    nmse: float | None = None
-    tolerance: float | None = None
-
-    @property
-    def place(self) -> str:
-        """What differs, in words."""
-        names = {"seq": "sequence", "pos": "position"}
-        return ", ".join((self.kind, *(f"{names.get(name, name)} {value}" for name, value in self.where.items())))
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.first} | {self.second}"
-
-
-@dataclass(frozen=True)
-class Found:
-    """A difference without the step at which it showed."""
 
     kind: str
     where: Mapping[str, int]
@@ -68,7 +41,32 @@ class Found:
     def at(self, number: int, step: Step | None) -> Difference:
         """Return the difference, found after a step, or after all of them."""
         did, line = ("the end", 0) if step is None else (str(step), step.line)
-        return Difference(number, line, did, **vars(self))
+        return Difference(**vars(self), step=number, line=line, did=did)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference(Found):
+    """The first thing that differs.
+
+    Attributes
+    ----------
+    step : number of the step, from 1; the number of steps plus one for what shows only after all of them.
+    line : of the trace; 0 = behind its end.
+    did : the step in words.
+    """
+
+    step: int
+    line: int
+    did: str
+
+    @property
+    def place(self) -> str:
+        """What differs, in words."""
+        names = {"seq": "sequence", "pos": "position"}
+        return ", ".join((self.kind, *(f"{names.get(name, name)} {value}" for name, value in self.where.items())))
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.first} | {self.second}"
 
 
 def differ_in_outcome(first: Outcome, second: Outcome) -> Found | None:

@@ -22,8 +22,6 @@ from pykv.runtime.trace.file import TraceFile
 from pykv.runtime.trace.header import TraceHeader
 from pykv.typing import as_number
 
-__all__ = ["Changes", "Report", "replay"]
-
 
 @dataclass
 class Report:

@@ -13,7 +13,7 @@ from pykv.memory import AttentionPlan
 from pykv.models.stand_in import StandIn
 from pykv.runtime.context import Context
 from pykv.runtime.model import Model
-from pykv.runtime.params import CONTEXT_PAD, ContextParams, FlashAttn
+from pykv.runtime.params import CONTEXT_PAD, ContextParams, FlashAttn, ResolvedParams
 from pykv.runtime.replay.side import LiveRun
 from pykv.runtime.trace.header import TraceHeader
 
@@ -113,9 +113,9 @@ def recorded(header: TraceHeader) -> Settings:
     return {"model": model, "device": ", ".join(header.devices)} | _settings(header.params, header.attention)
 
 
-def _settings(params: object, attention: AttentionPlan) -> Settings:
+def _settings(params: ContextParams | ResolvedParams, attention: AttentionPlan) -> Settings:
     names = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "type_k", "type_v", "reference_moves")
-    shown = {name: getattr(params, name) for name in names if hasattr(params, name)}
+    shown = {name: getattr(params, name) for name in names}
     shown["attention"] = attention.many.value
     return {name: value.label if isinstance(value, DType) else value for name, value in shown.items()}
 
