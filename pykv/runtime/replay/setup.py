@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import cast
 
 from pykv.ggml import Device, DType, cpu_device, devices, find_device
-from pykv.memory import AttentionPlan
+from pykv.memory import AttentionPath, AttentionPlan
 from pykv.models.stand_in import StandIn
 from pykv.runtime.context import Context
 from pykv.runtime.model import Model
-from pykv.runtime.params import FlashAttn
+from pykv.runtime.params import Attention, FlashAttn
 from pykv.runtime.replay.side import LiveRun
 from pykv.runtime.trace.file import TraceHeader
 
@@ -31,13 +31,18 @@ class Changes:
     type_v: str | None = None
     kv_unified: bool | None = None
     flash_attn: FlashAttn | None = None
+    attention: Attention | None = None
     reference_moves: bool | None = None
 
     @property
     def params(self) -> dict[str, object]:
         """The context parameters among them."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("device", "model")}
-        return {name: value for name, value in given.items() if value is not None}
+        changed = {name: value for name, value in given.items() if value is not None}
+        if "flash_attn" in changed or "attention" in changed:
+            # either of them replaces both that were recorded
+            changed = {"flash_attn": "auto", "attention": "auto"} | changed
+        return changed
 
     def __bool__(self) -> bool:
         return self != Changes()
@@ -71,7 +76,7 @@ def _recorded_device(header: TraceHeader) -> Device:
 
 def _attention(header: TraceHeader, changes: Changes, type_v: str | DType) -> AttentionPlan | None:
     """Return the recorded plan, which measuring might not find again, wherever it can still be followed."""
-    if changes.flash_attn is not None or (changes.type_v is not None and DType.parse(type_v, "type_v").is_quantized):
+    if "attention" in changes.params or (changes.type_v is not None and DType.parse(type_v, "type_v").is_quantized):
         return None
     return header.attention
 
@@ -104,5 +109,6 @@ def recorded(header: TraceHeader) -> dict[str, str]:
 def _settings(params: object, attention: AttentionPlan) -> dict[str, str]:
     names = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "type_k", "type_v", "reference_moves")
     shown = {name: getattr(params, name) for name in names if hasattr(params, name)}
-    shown["attention"] = attention.many.value
+    few = AttentionPath.GROUPED if attention.transpose_from == 0 else attention.few
+    shown["attention"] = " and ".join(dict.fromkeys((few.value, attention.many.value)))
     return {name: value.label if isinstance(value, DType) else str(value) for name, value in shown.items()}

@@ -95,7 +95,11 @@ class TraceHeader:
             "pykv": self.version,
             "tokens": self.has_tokens,
             "params": {name: value for name, value in params.items() if name not in _NOT_RECORDED},
-            "attention": {"many": self.attention.many.value, "transpose_from": self.attention.transpose_from},
+            "attention": {
+                "many": self.attention.many.value,
+                "transpose_from": self.attention.transpose_from,
+                "few": self.attention.few.value,
+            },
             "devices": self.devices,
             "model": {
                 "architecture": self.model.architecture,
@@ -127,7 +131,7 @@ class TraceHeader:
             version=str(record["pykv"]),
             has_tokens=bool(record["tokens"]),
             params=ContextParams(**(params | {"rope": RopeRequest(**params["rope"])})),
-            attention=AttentionPlan(AttentionPath(attention["many"]), depth),
+            attention=AttentionPlan(_path(attention["many"]), depth, _path(attention.get("few", "flash"))),
             devices=tuple(map(str, record["devices"])),
             model=ModelNote(
                 architecture=str(model["architecture"]),
@@ -138,6 +142,10 @@ class TraceHeader:
             ),
             start={int(seq): (int(first), int(last)) for seq, (first, last) in record["start"].items()},
         )
+
+
+def _path(name: str) -> AttentionPath:
+    return AttentionPath({"grouped": "matmul"}.get(name, name))  # what traces called it at first
 
 
 @dataclass(frozen=True)
