@@ -18,33 +18,40 @@ DEBUG_VARIABLE = "PYKV_DEBUG"
 _ANSWERS_BY_CODE = ("replay",)
 """Commands whose exit code 1 is an answer, so that no failure may end with it."""
 
-_HINTS: tuple[tuple[type[Exception], str], ...] = (
+_HINTS: tuple[tuple[type[Exception], str, str], ...] = (
     (
         errors.UnknownArchitectureError,
+        "",
         "pykv inspect shows what the file holds; AGENTS.md says how a family is added",
     ),
     (
         errors.GGUFError,
+        "",
         "check that the file is a whole GGUF file, or fetch a small one: pykv pull smollm2-135m",
     ),
-    (errors.DownloadError, "check the network and the free space, then run the same command again"),
-    (errors.ContextLengthExceeded, "take a larger --ctx, or a shorter prompt"),
-    (errors.NoSlotError, "take a larger --ctx, or fewer tokens with -n"),
+    (errors.DownloadError, "pip, which", "python -m ensurepip, or: uv pip install pip"),
+    (errors.DownloadError, "", "check the network and the free space, then run the same command again"),
+    (errors.ContextLengthExceeded, "", "take a larger --ctx, or a shorter prompt"),
+    (errors.NoSlotError, "", "take a larger --ctx, or fewer tokens with -n"),
     (
         errors.AllocError,
+        "",
         "take a smaller --ctx, or --type-k q8_0 --type-v q8_0; pykv inspect shows what each needs",
     ),
-    (errors.ChatTemplateError, "send the text as it is: --raw"),
-    (errors.TraceError, "ctx.trace(path) records a trace; pykv replay --help says what can be done with it"),
-    (errors.UnsupportedOpError, "another device may have it: pykv devices lists those at hand"),
+    (errors.ChatTemplateError, "", "send the text as it is: --raw"),
+    (errors.TraceError, "cannot be read", "check the path"),
+    (errors.TraceError, "reads version", "run it with the pykv that recorded it; the first line names its version"),
+    (errors.TraceError, ", line ", "the file was damaged or edited: mend that line, or record again"),
+    (errors.TraceError, "", "ctx.trace(path) records a trace; pykv replay --help says what can be done with it"),
+    (errors.ParamError, "no device", "pykv devices lists those at hand"),
+    (errors.UnsupportedOpError, "", "another device may have it: pykv devices lists those at hand"),
 )
+"""Kinds of errors, what their message holds, and what to do next; the first that fits."""
 
 
 def hint_for(error: Exception) -> str | None:
     """Return what to do next about an error, None where the message says all there is."""
-    if isinstance(error, errors.DownloadError) and "pip, which" in str(error):
-        return "python -m ensurepip, or: uv pip install pip"
-    return next((hint for kind, hint in _HINTS if isinstance(error, kind)), None)
+    return next((hint for kind, words, hint in _HINTS if isinstance(error, kind) and words in str(error)), None)
 
 
 def tell(message: str, hint: str | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,7 +42,11 @@ def command(
     type_k: Annotated[str | None, _changed("--type-k", metavar="TYPE", help="How keys are stored.")] = None,
     type_v: Annotated[str | None, _changed("--type-v", metavar="TYPE", help="How values are stored.")] = None,
     streams: Annotated[
-        bool | None, _changed("--streams/--unified", help="Cells of its own for each sequence, or one pool.")
+        bool | None,
+        _changed(
+            "--streams/--unified",
+            help="Cells of its own for each sequence, or one pool; seq_keep removes whom it removed.",
+        ),
     ] = None,
     flash: Annotated[bool | None, _changed("--flash/--no-flash", help="Flash attention, or plain.")] = None,
     attention: Annotated[
@@ -61,7 +66,8 @@ def command(
     """Run a recorded trace again and find the first difference.
 
     Two runs in lockstep: as recorded, and with what the options change. Without a change, one run against what was
-    recorded. Leaves with 0 if nothing differs, 1 if something does, 2 if the trace cannot be run.
+    recorded. Says what was compared, what was not, and how close it was. Leaves with 0 if nothing
+    differs, 1 if something does, 2 if the trace cannot be run.
     """
     from pykv.runtime.replay import Changes, replay
     from pykv.runtime.trace.file import read_trace
@@ -103,7 +109,7 @@ def _progress(n_steps: int) -> Iterator[Callable[[int], None]]:
 
 
 def _record(trace: TraceFile, report: Report, dump: bool) -> dict[str, object]:
-
+    distances = report.distances
     record: dict[str, object] = {
         "trace": str(trace.path),
         "is_cut": trace.is_cut,
@@ -112,13 +118,23 @@ def _record(trace: TraceFile, report: Report, dump: bool) -> dict[str, object]:
         "first": report.first,
         "second": report.second,
         "is_recording": report.is_recording,
-        "has_logits": report.has_logits,
-        "tolerance": asdict(report.tolerance),
-        "difference": None if report.difference is None else asdict(report.difference),
+        "notes": report.notes,
+        "compared": report.compared,
+        "not_compared": report.left_out,
+        "tolerance": asdict(distances.tolerance),
+        "farthest": {kind: _finite(asdict(one)) for kind, one in distances.farthest.items()},
+        "n_rows": distances.n_rows,
+        "n_top_differ": distances.n_top_differ,
+        "difference": None if report.difference is None else _finite(asdict(report.difference)),
     }
     if dump:
         record["cells"] = [[" ".join(cells.words()) for cells in side] for side in report.cells]
     return record
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record for JSON, which knows no infinity."""
+    return {name: None if value == inf else value for name, value in record.items()}
 
 
 def _show(trace: TraceFile, report: Report, dump: bool) -> None:
@@ -126,10 +142,8 @@ def _show(trace: TraceFile, report: Report, dump: bool) -> None:
 
     out = results()
     out.print(_sides(report))
-    if trace.is_cut:
-        out.print("the last line of the trace is cut off and was left out")
-    if not report.has_logits:
-        out.print("logits are not compared: what computes here is not what was recorded", soft_wrap=True)
+    for line in _facts(trace, report):
+        out.print(Text(line), soft_wrap=True)
     found = report.difference
     if found is None:
         out.print(Text(f"no difference in {report.n_steps} steps", "bold green"))
@@ -140,6 +154,22 @@ def _show(trace: TraceFile, report: Report, dump: bool) -> None:
     if dump:
         for name, side in zip(_names(report), report.cells, strict=False):
             _dump(name, side)
+
+
+def _facts(trace: TraceFile, report: Report) -> Iterator[str]:
+    """Yield what a verdict stands on: what was compared and how close it was."""
+    distances = report.distances
+    if trace.is_cut:
+        yield "the last line of the trace is cut off and was left out"
+    yield from report.notes
+    yield f"compared: {', '.join(report.compared)}"
+    for thing, why in report.left_out.items():
+        yield f"not compared: {thing}: {why}"
+    for kind, one in distances.farthest.items():
+        where = ", ".join(f"{name} {value}" for name, value in one.where.items())
+        within = "within" if one.nmse <= one.tolerance else "beyond"
+        tops = f"; top-1 differs in {distances.n_top_differ} of {distances.n_rows} rows" if kind == "logits" else ""
+        yield f"{kind}: {within} tolerance {one.tolerance:.3g}; largest NMSE {one.nmse:.3g} in {where}{tops}"
 
 
 def _names(report: Report) -> tuple[str, str]:
@@ -153,7 +183,7 @@ def _sides(report: Report) -> Any:
     table = Table("", *_names(report), box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in report.first:
         one, other = report.first[name], report.second.get(name, "")
-        table.add_row(name, one, other, style="bold" if one != other else "")
+        table.add_row(name, str(one), str(other), style="bold" if one != other else "")
     return table
 
 

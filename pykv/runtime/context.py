@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -164,15 +164,15 @@ class Context:
         """Bytes of scratch memory for computing."""
         return self._compute.nbytes
 
-    def trace(self, path: str | os.PathLike[str], tokens: bool = True) -> Trace:
+    def trace(self, path: str | bytes | os.PathLike[Any], tokens: bool = True) -> Trace:
         """Record every batch and verb from now on into a file that ``pykv replay`` runs again.
 
         Parameters
         ----------
         path : the file; replaced if there is one.
-        tokens : also record token ids. Without them a replay takes others, so that it shows what positions, cells and
-            masks do, but neither what was said, nor which tokens were alike, nor the logits. Embeddings are never
-            recorded, only their width.
+        tokens : also record token ids, and a few logits of each row. Without them the file does not tell what was
+            said; a replay takes other tokens, so that it shows what positions, cells and masks do, but neither which
+            tokens were alike, nor the logits. Embeddings are never recorded, only their width.
 
         Returns
         -------
@@ -180,7 +180,10 @@ class Context:
 
         Raises
         ------
-        TraceError : the file cannot be written.
+        ParamError : no path, or `tokens` is no bool.
+        TraceError : the memory holds something already: start before the first decode, or `clear` the memory first.
+            Or the file cannot be written, or another trace writes it.
+        ConcurrentUseError : another thread is decoding, or using the memory.
         """
         from pykv.runtime.trace import Trace
 

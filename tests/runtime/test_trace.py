@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import threading
 import warnings
 from contextlib import suppress
 from dataclasses import replace
@@ -16,10 +19,22 @@ from support.stand_in import LAYER, SHAPE, open_stand_in
 
 import pykv
 from pykv.batch import BatchBuilder, BatchLimits
-from pykv.errors import BatchError, ComputeCancelled, ParamError, TraceError, UseAfterCloseError
+from pykv.errors import (
+    BatchError,
+    ComputeCancelled,
+    ConcurrentUseError,
+    NoSlotError,
+    ParamError,
+    TraceError,
+    UseAfterCloseError,
+)
 from pykv.runtime import Context
 from pykv.runtime.trace.file import read_trace
-from pykv.runtime.trace.step import DecodeStep, Outcome, VerbStep
+from pykv.runtime.trace.held import _hash
+from pykv.runtime.trace.outcome import Outcome
+from pykv.runtime.trace.step import DecodeStep, VerbStep
+
+EACH = {"0": 1, "1": 2, "2": 3}
 
 
 def lines(path: Path) -> list[dict]:
@@ -41,7 +56,10 @@ def test_steps_are_recorded_with_what_came_of_them(path):
         context.memory.seq_div(1, p0=0, p1=-1, d=2)
         context.memory.seq_keep(2)
         context.memory.clear()
-    assert lines(path)[1:] == [
+    steps = lines(path)[1:]
+    cells = [{seq: one[0] for seq, one in step.pop("cells").items()} for step in steps]
+    assert cells == [{"0": 2, "1": 1}, {"0": 2, "2": 2}, {"0": 3, "1": 2, "2": 3}, {"0": 1}, *[EACH] * 2, {"2": 3}, {}]
+    assert steps == [
         {
             "do": "decode",
             "tokens": [5, 7, 9],
@@ -155,16 +173,139 @@ def test_what_cannot_be_written_down_changed_what_a_verb_does(path):
     ]
 
 
-def test_tokens_may_stay_private(path):
+def test_tokens_that_were_to_stay_private_showed_in_logits_and_messages(path):
     with open_stand_in() as context, context.trace(path, tokens=False):
-        context.decode(pykv.Batch([5, 7]))
-        with pytest.raises(BatchError):
-            context.decode(pykv.Batch([5, 300, -2]))
+        context.decode(pykv.Batch([5, 7], logits="all"))
+        with pytest.raises(BatchError, match="314159"):
+            context.decode(pykv.Batch([5, 314159, -2]))
     header, first, second = lines(path)
     assert header["tokens"] is False
     assert first["tokens"] is None
+    assert "rows" not in first
+    assert len(first["cells"]["0"]) == 2  # no hash of tokens
     assert second["tokens"] is None
     assert second["outside"] == [1, 2]
+    assert second["outcome"] == {"error": "BatchError", "message": "the vocabulary lacks a token"}
+    assert "314159" not in path.read_text()
+
+
+@pytest.mark.parametrize("tokens", ["no", 0, None])
+def test_tokens_that_is_no_bool_recorded_them(path, tokens):
+    with open_stand_in() as context, pytest.raises(ParamError, match=r"tokens = .*: must be True or False"):
+        context.trace(path, tokens=tokens)
+    assert not path.exists()
+
+
+def test_a_trace_of_a_memory_in_use_was_told_only_at_replay(path):
+    with open_stand_in() as context:
+        context.decode(pykv.Batch([1, 2, 3]))
+        with pytest.raises(TraceError, match=r"holds sequence 0 at 0\.\.2.*start the trace before the first decode"):
+            context.trace(path)
+        assert not path.exists()
+        context.memory.clear()
+        with context.trace(path):
+            context.decode(pykv.Batch([4]))
+    assert len(read_trace(path).steps) == 1
+
+
+def test_two_traces_on_one_path_corrupted_it(path):
+    (path.parent / "link").symlink_to(path)
+    with open_stand_in() as context, open_stand_in() as other, context.trace(path) as trace:
+        for same in (path, path.parent / "link", str(path.parent / "." / path.name)):
+            for one in (context, other):
+                with pytest.raises(TraceError, match="another trace is being written there"):
+                    one.trace(same)
+        context.decode(pykv.Batch([1]))
+        trace.close()
+        assert len(lines(path)) == 2
+        other.trace(path)  # closed, it is in nobody's way
+
+
+@pytest.mark.parametrize("bad", ["", None, 7, "a\0b", b""])
+def test_what_is_no_path_raised_something_raw(bad):
+    with open_stand_in() as context, pytest.raises(ParamError, match=r"path=.* must be the path of a file"):
+        context.trace(bad)
+    with pytest.raises(ParamError, match=r"path=.* must be the path of a file"):
+        read_trace(bad)
+
+
+def test_a_path_of_bytes(path):
+    with open_stand_in() as context, context.trace(bytes(path)):
+        context.decode(pykv.Batch([1]))
+    assert len(read_trace(bytes(path)).steps) == 1
+
+
+def test_a_pipe_as_trace_waited_for_ever(path):
+    os.mkfifo(path)
+    with open_stand_in() as context, pytest.raises(TraceError, match="not a regular file"):
+        context.trace(path)
+    with pytest.raises(TraceError, match="not a regular file"):
+        read_trace(path)
+
+
+def test_a_decode_under_way_was_lost_when_the_trace_closed(path):
+    inside, go_on = threading.Event(), threading.Event()
+    with open_stand_in() as context, context.trace(path) as trace:
+        step = context._step
+
+        def waiting(*args):
+            inside.set()
+            assert go_on.wait(30)
+            step(*args)
+
+        context._step = waiting
+        thread = threading.Thread(target=context.decode, args=(pykv.Batch([1]),))
+        thread.start()
+        assert inside.wait(30)
+        with pytest.raises(ConcurrentUseError):
+            trace.close()
+        assert not trace.closed
+        go_on.set()
+        thread.join()
+        trace.close()
+    assert len(read_trace(path).steps) == 1
+
+
+def test_what_broke_off_is_told_by_what_was_stored_not_by_the_name_of_the_error(path):
+    with open_stand_in(n_ubatch=4) as context, context.trace(path):
+        step, n_left = context._step, [2]
+
+        def failing(*args):
+            if not n_left[0]:
+                raise ArithmeticError("no error that pykv knows")
+            n_left[0] -= 1
+            step(*args)
+
+        context._step = failing
+        for _ in range(2):  # after two ubatches, and before the first
+            with pytest.raises(ArithmeticError):
+                context.decode(pykv.Batch(range(12)))
+        del context._step
+        with pytest.raises(NoSlotError):
+            context.decode(pykv.Batch(range(251), logits="none"))
+    first, second, refused = read_trace(path).steps
+    assert (first.stored, second.stored, refused.stored) == (tuple(range(8)), (), None)
+    assert second.computed() is None
+    assert refused.computed() is refused
+
+
+def test_cells_are_hashed_by_what_they_hold_not_by_where(path):
+    found = []
+    for n_ubatch, spare in ((4, 0), (16, 9)):
+        with open_stand_in(n_seq_max=2, n_ubatch=n_ubatch) as context, context.trace(path):
+            if spare:
+                context.decode(pykv.Batch(range(spare), seq_id=1))
+            context.decode(pykv.Batch(range(20)))
+            context.memory.seq_rm(0, 3, 5)
+        found.append([step["cells"]["0"] for step in lines(path)[1:] if "0" in step["cells"]])
+    assert found[0] == found[1]
+    assert [one[0] for one in found[0]] == [20, 18]
+
+
+@given(st.lists(st.integers(0, 60), max_size=12), st.lists(st.integers(0, 60), max_size=12))
+def test_hashes_are_alike_where_the_same_is_held(one, other):
+    hashes = [_hash(np.array(values, np.int32)) for values in (one, other)]
+    assert (hashes[0] == hashes[1]) == (sorted(one) == sorted(other))
 
 
 def test_half_a_batch_that_was_cancelled_is_told_from_the_whole(path):
@@ -216,13 +357,11 @@ def test_closing_the_context_ends_its_traces(path):
 
 def test_several_traces_at_once(tmp_path):
     with open_stand_in() as context, context.trace(tmp_path / "a"):
-        context.decode(pykv.Batch([1]))
         with context.trace(tmp_path / "b", tokens=False):
             context.decode(pykv.Batch([2]))
         context.decode(pykv.Batch([3]))
-    assert [step["tokens"] for step in lines(tmp_path / "a")[1:]] == [[1], [2], [3]]
-    assert [step["pos"] for step in lines(tmp_path / "b")[1:]] == [[1]]
-    assert lines(tmp_path / "b")[0]["start"] == {"0": [0, 0]}
+    assert [step["tokens"] for step in lines(tmp_path / "a")[1:]] == [[2], [3]]
+    assert [step["pos"] for step in lines(tmp_path / "b")[1:]] == [[0]]
 
 
 def test_every_step_is_on_disk_at_once(path):
@@ -326,7 +465,7 @@ def test_what_was_written_is_read(path, written):
     path.write_bytes(written)
     read = read_trace(path)
     header = read.header
-    assert (header.version, header.has_tokens, header.start) == (pykv.__version__, True, {})
+    assert (header.version, header.has_tokens) == (pykv.__version__, True)
     params = header.params
     assert (params.n_ctx, params.n_seq_max, params.kv_unified) == (512, 2, False)
     assert (params.type_k, params.type_v, params.flash_attn) == ("q8_0", "f16", True)
@@ -338,7 +477,8 @@ def test_what_was_written_is_read(path, written):
     assert (decode.tokens, decode.pos, decode.seqs_by_token, decode.out) == ((5, 7), [0, 0], ((0,), (1,)), (1,))
     assert decode.ranges == {0: (0, 0), 1: (0, 0)}
     assert len(decode.rows) == 1
-    assert verb == VerbStep("seq_rm", (0, 0, 1), Outcome(True), {1: (0, 0)}, line=3)
+    assert {seq: one.n for seq, one in decode.held.items()} == {0: 1, 1: 1}
+    assert verb == VerbStep("seq_rm", (0, 0, 1), Outcome(True), {1: (0, 0)}, {}, line=3)
     assert (str(decode), str(verb)) == ("decode of 2 tokens of sequence 0, 1", "seq_rm(0, 0, 1)")
     assert not read.is_cut
 
@@ -362,7 +502,7 @@ DAMAGE = {
     "bad parameter": (b'"n_ctx":512', b'"n_ctx":"x"', "line 1: n_ctx='x'"),
     "novel parameter": (b'"n_ctx":512', b'"n_cxt":512', "line 1: .*n_cxt"),
     "bad layer": (b'"n_embd_head_k":64', b'"n_embd_head_k":-4', "line 1: n_embd_head_k=-4"),
-    "bad attention": (b'"many":"flash"', b'"many":"flesh"', "line 1: 'flesh'"),
+    "bad attention": (b'"many":"flash"', b'"many":"flesh"', "line 1: many='flesh' must be one of flash, "),
     "bad depth": (b'"transpose_from":null', b'"transpose_from":-3', "line 1: transpose_from=-3"),
     "no JSON": (DECODE, b'"do":decode', "line 2: damaged"),
     "no UTF-8": (DECODE, b'"do":"\xff"', "line 2: damaged"),
@@ -373,10 +513,10 @@ DAMAGE = {
     "arguments": (b'"args":[0,0,1]', b'"args":[0,0]', "line 3: seq_rm takes 3 arguments, got 2"),
     "no outcome": (b'"outcome":true,', b"", "line 3: 'outcome' is missing"),
     "lengths": (b'"tokens":[5,7]', b'"tokens":[5]', "line 2: 1 tokens have the sequences of 2"),
-    "positions": (b'"pos":[0,0]', b'"pos":[0,0,0]', "line 2: pos must hold one position for each of 2"),
+    "positions": (b'"pos":[0,0]', b'"pos":[0,0,0]', r"line 2: pos=\[0, 0, 0\] must be a list of 2 whole"),
     "text": (b'"tokens":[5,7]', b'"tokens":["a","b"]', "line 2: tokens="),
     "huge": (b'"tokens":[5,7]', b'"tokens":[5,99999999999]', "line 2: tokens="),
-    "outputs": (b'"out":[1]', b'"out":[2]', "line 2: out and outside must name some of 2"),
+    "outputs": (b'"out":[1]', b'"out":[2]', r"line 2: out=\[2\] must name some of 2 tokens"),
     "fingerprint": (b'"rows":[[', b'"rows":[[1,', "line 2: .* is no fingerprint"),
     "ends": (b'"seen":{"1":[0,0]}', b'"seen":{"1":[0]}', "line 3: "),
 }
@@ -390,6 +530,37 @@ def test_a_damaged_file_names_line_and_fault(path, written, name):
     with pytest.raises(TraceError, match=message) as caught:
         read_trace(path)
     assert str(caught.value).startswith(str(path))
+
+
+OTHERS = (5, -1, "x", None, [], {}, [5], ["x"], [[]], {"a": 1}, {"0": "x"}, True)
+
+
+def _places(record, path=()):
+    yield path
+    for key in record if isinstance(record, dict) else range(len(record)) if isinstance(record, list) else ():
+        yield from _places(record[key], (*path, key))
+
+
+def test_an_edited_field_gave_a_raw_error(path, written):
+    """Every field of every line becomes something else: it is read, or a sentence names the line and the field."""
+    records = [json.loads(line) for line in written.splitlines()]
+    raw = re.compile(
+        r"object|NoneType|argument|indices|unpack|iterable|attribute|supported|literal|operand|\bTypeError"
+    )
+    for i, record in enumerate(records):
+        for place in [place for place in _places(record) if place and place != ("pykv_trace",)]:
+            for value in OTHERS:
+                edited = json.loads(json.dumps(record))
+                inside = edited
+                for key in place[:-1]:
+                    inside = inside[key]
+                inside[place[-1]] = value
+                path.write_text("\n".join(map(json.dumps, [*records[:i], edited, *records[i + 1 :]])) + "\n")
+                try:
+                    read_trace(path)
+                except TraceError as error:
+                    said = str(error).removeprefix(f"{path}, line {i + 1}: ")
+                    assert not raw.search(said.replace("must be an object", "")), (place, value, said)
 
 
 def test_a_file_that_is_missing(path):

@@ -5,21 +5,18 @@ Everything is compared by sequence and position, never by cell: the sides may la
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pykv.runtime.replay.distance import Distances, row_nmse
 from pykv.runtime.replay.side import LiveRun, Side
-from pykv.runtime.replay.tolerance import Tolerance
 from pykv.runtime.trace.fingerprint import N_SAMPLES, Fingerprint
-from pykv.runtime.trace.step import Outcome, Step
-from pykv.typing import F32Array
-
-SMALL = 1e-2
-"""A row of less than this share of the others' squared size, such as the V of a first token, may be off by as much as
-one of this size."""
+from pykv.runtime.trace.outcome import Outcome
+from pykv.runtime.trace.step import Step
+from pykv.typing import F32Array, I32Array
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Difference:
     step : number of the step, from 1; the number of steps plus one for what shows only after all of them.
     line : of the trace; 0 = behind its end.
     did : the step in words.
-    kind : "outcome", "positions", "cells", "K", "V" or "logits".
+    kind : "outcome", "positions", "cells", "tokens", "K", "V" or "logits".
     where : what narrows it down: "seq", "layer", "pos", "row".
     first, second : what each side has.
     nmse, tolerance : of the row, where rows differ, and the most that counts as equal.
@@ -88,72 +85,85 @@ def differ_in_ends(first: Side, second: Side) -> Found | None:
     return None
 
 
-def differ_in_cells(first: LiveRun, second: LiveRun, seqs: Iterable[int]) -> Found | None:
-    """Compare which positions the sequences hold."""
-    for seq in sorted(seqs):
-        one, other = first.positions(seq), second.positions(seq)
-        if not np.array_equal(one, other):
-            return Found("cells", {"seq": seq}, _only(one, other), _only(other, one))
+def differ_in_held(first: LiveRun, second: Side, seqs: Iterable[int], has_tokens: bool) -> Found | None:
+    """Compare which positions the sequences hold, and which tokens there."""
+    one, other = first.held(seqs), second.held(seqs)
+    for seq in sorted(one.keys() & other.keys()):
+        a, b = one[seq], other[seq]
+        if a[:2] != b[:2]:
+            return Found("cells", {"seq": seq}, *_cells_in_words(first, second, seq))
+        if has_tokens and a.tokens != b.tokens:
+            return Found("tokens", {"seq": seq}, f"{a.n} tokens", "others at the same positions")
     return None
 
 
-def differ_in_rows(first: LiveRun, second: LiveRun, seqs: Iterable[int], tolerance: Tolerance) -> Found | None:
+def differ_in_rows(first: LiveRun, second: LiveRun, seqs: Iterable[int], distances: Distances) -> Found | None:
     """Compare K and V of the sequences, layer by layer, the first layer that differs first."""
-    held = sorted(seq for seq in seqs if len(first.positions(seq)))
-    for i_layer, il in enumerate(first.layers):
-        most = tolerance.spread if i_layer else tolerance.stored
-        for kind in ("K", "V"):
-            for seq in held:
-                positions, one = first.rows(kind, il, seq)
-                other = second.rows(kind, il, seq)[1]
-                if one.shape != other.shape:
-                    return Found(kind, {"layer": il, "seq": seq}, f"shape {one.shape}", f"shape {other.shape}")
-                off = row_nmse(one, other)
-                bad = np.flatnonzero(off > most)
-                if bad.size:
-                    i = int(bad[0])
-                    where = {"layer": il, "seq": seq, "pos": int(positions[i])}
-                    return Found(kind, where, _row(one[i]), _row(other[i]), float(off[i]), most)
+    full = sorted(seq for seq in seqs if len(first.positions(seq)))
+    for place in (_Place(kind, il, seq) for il in first.layers for kind in ("K", "V") for seq in full):
+        most = distances.tolerance.stored if place.layer == first.layers[0] else distances.tolerance.spread
+        found = _differ_at(place, first.rows(*place), second.rows(*place), distances, most)
+        if found is not None:
+            return found
     return None
 
 
-def differ_in_logits(first: LiveRun, second: Side, tolerance: Tolerance) -> Found | None:
+class _Place(NamedTuple):
+    kind: str
+    layer: int
+    seq: int
+
+
+_Rows = tuple[I32Array, F32Array]
+"""Positions (n,) and what is stored there, (n, n_embd)."""
+
+
+def _differ_at(place: _Place, mine: _Rows, theirs: _Rows, distances: Distances, most: float) -> Found | None:
+    (kind, il, seq), (positions, one), other = place, mine, theirs[1]
+    if one.shape != other.shape:
+        return Found(kind, {"layer": il, "seq": seq}, f"shape {one.shape}", f"shape {other.shape}")
+
+    def where(i: int) -> dict[str, int]:
+        return {"layer": il, "seq": seq, "pos": int(positions[i])}
+
+    off = row_nmse(one, other)
+    i = distances.first_beyond(kind, off, most, where)
+    return None if i is None else Found(kind, where(i), _row(one[i]), _row(other[i]), float(off[i]), most)
+
+
+def differ_in_logits(first: LiveRun, second: Side, distances: Distances) -> Found | None:
     """Compare the logits, row by row; with a recording, what it keeps of them."""
     if isinstance(second, LiveRun):
-        if first.logits is None or second.logits is None or first.logits.shape[1] != second.logits.shape[1]:
-            return None
-        one, other = first.logits, second.logits
-        tops = [rows.argmax(axis=1).tolist() for rows in (one, other)]
+        (tops, one), (other_tops, other) = _logits(first), _logits(second)
     else:
-        fingerprints = first.fingerprints(), second.fingerprints()
-        if fingerprints[0] is None or fingerprints[1] is None:
-            return None
-        one, other = map(_table, fingerprints)  # type: ignore[arg-type]
-        tops = [[row.top for row in side or ()] for side in fingerprints]
+        (tops, one), (other_tops, other) = _table(first.fingerprints()), _table(second.fingerprints())
     if one.shape != other.shape:
         return Found("logits", {}, f"{len(one)} rows", f"{len(other)} rows")
-    off = row_nmse(one, other)
-    bad = np.flatnonzero(off > tolerance.spread)
-    if not bad.size:
+    distances.n_rows += len(tops)
+    distances.n_top_differ += int(np.count_nonzero(tops != other_tops))
+    off, most = row_nmse(one, other), distances.tolerance.spread
+    i = distances.first_beyond("logits", off, most, lambda i: {"row": i})
+    if i is None:
         return None
-    i = int(bad[0])
-    return Found("logits", {"row": i}, f"top-1 {tops[0][i]}", f"top-1 {tops[1][i]}", float(off[i]), tolerance.spread)
+    return Found("logits", {"row": i}, f"top-1 {tops[i]}", f"top-1 {other_tops[i]}", float(off[i]), most)
 
 
-def row_nmse(one: F32Array, other: F32Array) -> F32Array:
-    """Return the squared error of each row (n, width) over its squared size; infinite where only one is a number."""
-    a, b = one.astype(np.float64), other.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, a - b)
-        error = np.square(np.where(np.isfinite(error), error, np.inf)).sum(axis=1)
-        size = np.square(np.where(np.isfinite(b), b, 0.0)).sum(axis=1)
-    size = np.maximum(size, SMALL * size.mean() if size.size else 0.0)
-    result: F32Array = np.divide(error, size, out=np.where(error > 0, np.inf, 0.0), where=size > 0)
-    return result
+def _logits(side: LiveRun) -> tuple[Any, F32Array]:
+    assert side.logits is not None, "only what went well is compared"
+    return side.logits.argmax(axis=1), side.logits
 
 
-def _table(rows: tuple[Fingerprint, ...]) -> Any:
-    return np.array([row.values for row in rows], np.float32).reshape(len(rows), 2 + N_SAMPLES)
+def _table(rows: Sequence[Fingerprint]) -> tuple[Any, F32Array]:
+    values = np.array([row.values for row in rows], np.float32).reshape(len(rows), 2 + N_SAMPLES)
+    return np.array([row.top for row in rows]), values
+
+
+def _cells_in_words(first: LiveRun, second: Side, seq: int) -> tuple[str, str]:
+    if isinstance(second, LiveRun):
+        one, other = first.positions(seq), second.positions(seq)
+        return _only(one, other), _only(other, one)
+    n, n_recorded = first.held([seq])[seq].n, second.held([seq])[seq].n
+    return f"{n} cells", f"{n_recorded} cells" + (", at other positions" if n == n_recorded else "")
 
 
 def _ends(ends: tuple[int, int] | None) -> str:

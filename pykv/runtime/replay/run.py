@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pykv.cells import CellsView
 from pykv.errors import ParamError, TraceError
 from pykv.runtime.replay.difference import Difference
+from pykv.runtime.replay.distance import Distances
+from pykv.runtime.replay.left_out import THINGS, left_out
 from pykv.runtime.replay.lockstep import Lockstep
-from pykv.runtime.replay.setup import Changes, ModelPath, described, knows_logits, open_run, recorded
-from pykv.runtime.replay.side import LiveRun, Recording
+from pykv.runtime.replay.setup import Changes, ModelPath, Settings, described, effects, open_run, recorded
+from pykv.runtime.replay.side import LiveRun, Recording, Side
 from pykv.runtime.replay.tolerance import Tolerance
 from pykv.runtime.trace.file import TraceFile
-from pykv.runtime.trace.step import VerbStep
+from pykv.runtime.trace.header import TraceHeader
 from pykv.typing import as_number
 
 __all__ = ["Changes", "Report", "replay"]
@@ -32,21 +34,28 @@ class Report:
     n_steps, n_done : steps of the trace, and how many were run.
     first, second : what ran on each side, by name.
     is_recording : the second side is the recording.
-    has_logits : whether logits were compared.
-    tolerance : up to which rows count as equal.
+    left_out : what was not compared, and why.
+    notes : changes that came to something else than they seem to say.
+    distances : how far rows lay apart, and up to which distance they count as equal.
     difference : the first, None if there is none.
     cells : of each side that ran, the cells of each stream at the end.
     """
 
     n_steps: int
-    first: dict[str, str]
-    second: dict[str, str]
+    first: Settings
+    second: Settings
     is_recording: bool
-    has_logits: bool
-    tolerance: Tolerance
+    left_out: dict[str, str]
+    notes: list[str]
+    distances: Distances
     n_done: int = 0
     difference: Difference | None = None
     cells: list[list[CellsView]] = field(default_factory=list)
+
+    @property
+    def compared(self) -> list[str]:
+        """What was compared."""
+        return [thing for thing in THINGS if thing not in self.left_out]
 
 
 def replay(
@@ -70,38 +79,33 @@ def replay(
 
     Raises
     ------
-    TraceError : the trace cannot be run from an empty memory.
+    TraceError : the trace holds no step.
     ParamError, AllocError, GGUFError : a side cannot be set up.
     """
-    _check_start(trace)
-    changes = changes or Changes()
-    limit = None if tolerance is None else as_number(tolerance)
-    if tolerance is not None and (limit is None or limit < 0):
-        raise ParamError(f"tolerance={tolerance!r} must be a number, not negative")
-    if changes.model is not None and model is None:
-        raise ParamError(f"other model {changes.model}: it is compared with another one; give --model too")
-    header = trace.header
+    changes, header = changes or Changes(), trace.header
+    _check(trace, changes, model)
+    limit = _limit(tolerance)
     with ExitStack() as stack:
         first = stack.enter_context(closing(open_run(header, Changes(), model, n_threads)))
-        second: LiveRun | Recording = Recording(first.context.memory.spec.window, knows_logits(header, first.context))
+        second: LiveRun | Recording = Recording(first.context.memory.spec.window)
         if changes:
             second = stack.enter_context(closing(open_run(header, changes, model, n_threads)))
-        live = [run for run in (first, second) if isinstance(run, LiveRun)]
-        types = [dtype for run in live for dtype in (run.context.params.type_k, run.context.params.type_v)]
-        if limit is None:
-            allowed = Tolerance.of(*types, is_model=model is not None)
-        else:
-            allowed = Tolerance(limit, limit)
+        distances = Distances(limit or _tolerance(header, first, second, model is not None))
+        is_live = isinstance(second, LiveRun)
         report = Report(
             n_steps=len(trace.steps),
             first=described(first, model),
             second=described(second, changes.model or model) if isinstance(second, LiveRun) else recorded(header),
-            is_recording=isinstance(second, Recording),
-            has_logits=second.knows_logits if isinstance(second, Recording) else _are_alike(first, second),
-            tolerance=allowed,
+            is_recording=not is_live,
+            left_out=left_out(header, first, second),
+            notes=[],
+            distances=distances,
         )
-        _run(trace, Lockstep(first, second, allowed), report, on_step)
-        report.cells = [run.cells() for run in live]
+        report.notes = effects(changes, report.first, report.second)
+        _run(trace, Lockstep(first, second, distances, tuple(report.left_out)), report, on_step)
+        if not distances.n_rows:
+            report.left_out.setdefault("logits", "there were none")
+        report.cells = [run.cells() for run in (first, second) if isinstance(run, LiveRun)]
         return report
 
 
@@ -117,16 +121,26 @@ def _run(trace: TraceFile, pair: Lockstep, report: Report, on_step: Callable[[in
     report.difference = pair.finish(len(trace.steps))
 
 
-def _are_alike(first: LiveRun, second: LiveRun) -> bool:
-    """Tell whether both compute logits of the same tokens."""
-    return first.context.model.hparams.n_vocab == second.context.model.hparams.n_vocab
+def _check(trace: TraceFile, changes: Changes, model: ModelPath | None) -> None:
+    if not trace.steps:
+        raise TraceError(f"{trace.path}: the trace holds no step")
+    if changes.model is not None and model is None:
+        raise ParamError(f"other model {changes.model}: it is compared with another one; give --model too")
 
 
-def _check_start(trace: TraceFile) -> None:
-    first = trace.steps[0] if trace.steps else None
-    if trace.header.start and not (isinstance(first, VerbStep) and first.name == "clear"):
-        held = ", ".join(f"sequence {seq} at {a}..{b}" for seq, (a, b) in trace.header.start.items())
-        raise TraceError(
-            f"{trace.path}: recording began in a memory that held {held}, which the trace does not tell how; start it "
-            "before the first decode, or clear() the memory first thing"
-        )
+def _limit(tolerance: float | None) -> Tolerance | None:
+    if tolerance is None:
+        return None
+    limit = as_number(tolerance)
+    if limit is None or limit < 0:
+        raise ParamError(f"tolerance={tolerance!r} must be a number, not negative")
+    return Tolerance(limit, limit)
+
+
+def _tolerance(header: TraceHeader, first: LiveRun, second: Side, is_model: bool) -> Tolerance:
+    if isinstance(second, Recording) and set(header.devices) == {
+        one.name for one in first.context.model.placement.layers
+    }:
+        return Tolerance.of_recording(is_model=is_model)
+    params = [side.context.params for side in (first, second) if isinstance(side, LiveRun)]
+    return Tolerance.of(*(dtype for one in params for dtype in (one.type_k, one.type_v)), is_model=is_model)

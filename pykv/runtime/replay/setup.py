@@ -7,16 +7,20 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import cast
 
+from pykv.errors import ParamError
 from pykv.ggml import Device, DType, cpu_device, devices, find_device
 from pykv.memory import AttentionPath, AttentionPlan
 from pykv.models.stand_in import StandIn
 from pykv.runtime.context import Context
 from pykv.runtime.model import Model
-from pykv.runtime.params import Attention, FlashAttn
+from pykv.runtime.params import CONTEXT_PAD, Attention, ContextParams, FlashAttn
 from pykv.runtime.replay.side import LiveRun
-from pykv.runtime.trace.file import TraceHeader
+from pykv.runtime.trace.header import TraceHeader
 
 ModelPath = str | os.PathLike[str]
+
+Settings = dict[str, str | int | bool]
+"""What runs on a side, by name."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ def open_run(header: TraceHeader, changes: Changes, model: ModelPath | None, n_t
     ------
     ParamError, AllocError, GGUFError : it cannot be set up.
     """
-    params = replace(header.params, n_threads=n_threads, **changes.params)  # type: ignore[arg-type]
+    _check_flash(header, changes)
+    params = _padded(replace(header.params, n_threads=n_threads, **changes.params), changes)  # type: ignore[arg-type]
     device = find_device(changes.device) if changes.device is not None else _recorded_device(header)
     path = changes.model or model
     owner: Model | StandIn
@@ -67,6 +72,24 @@ def open_run(header: TraceHeader, changes: Changes, model: ModelPath | None, n_t
         owner.close()
         raise
     return LiveRun(context, header, owner.close)
+
+
+def _check_flash(header: TraceHeader, changes: Changes) -> None:
+    is_quantized = changes.type_v is not None and DType.parse(changes.type_v, "type_v").is_quantized
+    is_plain = header.params.flash_attn is False or header.params.attention == "matmul"
+    if is_quantized and is_plain and "attention" not in changes.params:
+        raise ParamError(
+            f"type_v={changes.type_v!r} needs flash attention, and the trace was recorded without: give --flash too"
+        )
+
+
+def _padded(params: ContextParams, changes: Changes) -> ContextParams:
+    """Round a new size up to whole shares, before it limits the batch: the recorded batches shall still fit."""
+    if not changes.n_ctx:
+        return params
+    n_seq = 1 if params.kv_unified else max(1, params.n_seq_max)
+    share = -(-params.n_ctx // (CONTEXT_PAD * n_seq)) * CONTEXT_PAD
+    return replace(params, n_ctx=share * n_seq)
 
 
 def _recorded_device(header: TraceHeader) -> Device:
@@ -81,17 +104,7 @@ def _attention(header: TraceHeader, changes: Changes, type_v: str | DType) -> At
     return header.attention
 
 
-def knows_logits(header: TraceHeader, context: Context) -> bool:
-    """Tell whether the context computes the logits that were recorded."""
-    hp, noted = context.model.hparams, header.model
-    return (
-        header.has_tokens
-        and (hp.architecture, hp.n_vocab) == (noted.architecture, noted.n_vocab)
-        and hp.n_head_by_layer == noted.shape.n_head_by_layer
-    )
-
-
-def described(run: LiveRun, path: ModelPath | None) -> dict[str, str]:
+def described(run: LiveRun, path: ModelPath | None) -> Settings:
     """Return what runs on a side, by name."""
     context = run.context
     names = dict.fromkeys(device.name for device in context.model.placement.layers)
@@ -100,15 +113,27 @@ def described(run: LiveRun, path: ModelPath | None) -> dict[str, str]:
     )
 
 
-def recorded(header: TraceHeader) -> dict[str, str]:
+def recorded(header: TraceHeader) -> Settings:
     """Return what ran when the trace was recorded, by name."""
     model = header.model.file or header.model.architecture
     return {"model": model, "device": ", ".join(header.devices)} | _settings(header.params, header.attention)
 
 
-def _settings(params: object, attention: AttentionPlan) -> dict[str, str]:
+def _settings(params: object, attention: AttentionPlan) -> Settings:
     names = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "type_k", "type_v", "reference_moves")
     shown = {name: getattr(params, name) for name in names if hasattr(params, name)}
     few = AttentionPath.GROUPED if attention.transpose_from == 0 else attention.few
     shown["attention"] = " and ".join(dict.fromkeys((few.value, attention.many.value)))
-    return {name: value.label if isinstance(value, DType) else str(value) for name, value in shown.items()}
+    return {name: value.label if isinstance(value, DType) else value for name, value in shown.items()}
+
+
+def effects(changes: Changes, first: Settings, second: Settings) -> list[str]:
+    """Return sentences on changes that came to something else than they say."""
+    notes = []
+    for name in (f.name for f in fields(changes) if getattr(changes, f.name) is not None):
+        shown = "attention" if name == "flash_attn" else name
+        if name == "n_ctx" and changes.n_ctx != second[name]:
+            notes.append(f"n_ctx: {changes.n_ctx} is rounded up to {second[name]}")
+        if name != "model" and first[shown] == second[shown]:
+            notes.append(f"{name}: both sides have {first[shown]}, so that this changes nothing")
+    return notes

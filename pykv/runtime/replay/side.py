@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,9 +11,11 @@ from pykv.batch import Batch
 from pykv.cells import CellsView, SwaType, Window
 from pykv.errors import ComputeCancelled
 from pykv.runtime.context import Context
-from pykv.runtime.trace.file import TraceHeader, ranges
 from pykv.runtime.trace.fingerprint import Fingerprint
-from pykv.runtime.trace.step import DecodeStep, Outcome, Ranges, Step
+from pykv.runtime.trace.header import TraceHeader
+from pykv.runtime.trace.held import Held, Ranges, held, ranges, seen_cells
+from pykv.runtime.trace.outcome import Outcome
+from pykv.runtime.trace.step import OK, DecodeStep, Step, VerbStep
 from pykv.typing import F32Array, I32Array, I64Array
 
 NO_TOKEN = -1
@@ -31,21 +33,20 @@ class Side(Protocol):
         """Return the ends of all sequences."""
         ...
 
-    def fingerprints(self) -> tuple[Fingerprint, ...] | None:
-        """Return the logits of the last step in short; None where they say nothing about the other side's."""
+    def fingerprints(self) -> tuple[Fingerprint, ...]:
+        """Return the logits of the last step in short."""
+        ...
+
+    def held(self, seqs: Iterable[int]) -> Mapping[int, Held]:
+        """Return what sequences hold after the last step, as far as it is known."""
         ...
 
 
 class Recording:
-    """What the trace says.
+    """What the trace says."""
 
-    Parameters
-    ----------
-    knows_logits : whether the other side computes the logits that were recorded.
-    """
-
-    def __init__(self, window: Window, knows_logits: bool) -> None:
-        self._window, self.knows_logits = window, knows_logits
+    def __init__(self, window: Window) -> None:
+        self._window = window
         self._step: Step | None = None
 
     def do(self, step: Step) -> Outcome:
@@ -56,9 +57,12 @@ class Recording:
         assert self._step is not None, "a step has been run"
         return _seen_ends(self._step.ranges, self._window)
 
-    def fingerprints(self) -> tuple[Fingerprint, ...] | None:
-        is_decode = isinstance(self._step, DecodeStep) and self._step.outcome.error is None
-        return self._step.rows if self.knows_logits and is_decode else None  # type: ignore[union-attr]
+    def fingerprints(self) -> tuple[Fingerprint, ...]:
+        return self._step.rows if isinstance(self._step, DecodeStep) else ()
+
+    def held(self, seqs: Iterable[int]) -> Mapping[int, Held]:
+        assert self._step is not None, "a step has been run"
+        return {seq: self._step.held[seq] for seq in seqs if seq in self._step.held}
 
 
 class LiveRun:
@@ -78,21 +82,23 @@ class LiveRun:
         self.logits = None
         try:
             if not isinstance(step, DecodeStep):
-                arguments = [_argument(arg) for arg in step.args]
-                return Outcome.of(getattr(self.context.memory, step.name)(*arguments))
+                return Outcome.of(self._do_verb(step))
             self.context.decode(self._batch(step))
         except ComputeCancelled:
             raise  # by whoever runs the replay
         except Exception as error:
             return Outcome.of(error)
         self.logits = self.context.logits
-        return Outcome()
+        return OK
 
     def ranges(self) -> Ranges:
-        return _seen_ends(ranges(self.context), self._window)
+        return _seen_ends(ranges(self.context.memory), self._window)
 
-    def fingerprints(self) -> tuple[Fingerprint, ...] | None:
-        return None if self.logits is None else tuple(map(Fingerprint.of, self.logits))
+    def fingerprints(self) -> tuple[Fingerprint, ...]:
+        return () if self.logits is None else tuple(map(Fingerprint.of, self.logits))
+
+    def held(self, seqs: Iterable[int]) -> Mapping[int, Held]:
+        return held(self.context.memory, seqs, has_tokens=True)
 
     @property
     def layers(self) -> list[int]:
@@ -101,12 +107,7 @@ class LiveRun:
 
     def positions(self, seq: int) -> I32Array:
         """Return the positions of a sequence that a next token may look at, ascending, one for each cell."""
-        cells = self.cells()[0 if self.context.memory.n_stream == 1 else seq]
-        positions: I32Array = np.sort(cells.pos[cells.member(seq)])
-        if self._window.type is SwaType.NONE or not len(positions):
-            return positions
-        seen: I32Array = positions[~self._window.masked(positions, int(positions[-1]) + 1)]
-        return seen
+        return np.sort(seen_cells(self.context.memory, seq)[0])
 
     def rows(self, kind: str, il: int, seq: int) -> tuple[I32Array, F32Array]:
         """Return the positions of a sequence, each once, and K ("K") or V there, (n, n_embd).
@@ -128,6 +129,16 @@ class LiveRun:
     def close(self) -> None:
         self.context.close()
         self._close()
+
+    def _do_verb(self, step: VerbStep) -> object:
+        memory, was_unified = self.context.memory, self._header.params.kv_unified
+        if step.name == "seq_keep" and step.outcome.error is None and was_unified != self.context.params.kv_unified:
+            # it empties the stream of its sequence: here that would be of others than it was there
+            for seq in range(self.context.params.n_seq_max):
+                if was_unified and seq != step.args[0]:
+                    memory.seq_rm(seq)
+            return None
+        return getattr(memory, step.name)(*map(_argument, step.args))
 
     def _batch(self, step: DecodeStep) -> Batch:
         n = len(step.seqs_by_token)

@@ -42,6 +42,12 @@ MODEL_STORED, MODEL_SPREAD, MODEL_FACTOR, MOST = 1e-3, 2e-2, 10.0, 1.0
 """Weights that are quantised round activations too, and models amplify: SmolLM2 Q4_1 turned 1e-7 into 3e-3."""
 
 
+RECORDED, MODEL_RECORDED = 1e-5, 2e-3
+"""Of fingerprints, where the types are those of the recording and only the kernels are another machine's. Those of two
+builds of ggml were 5e-14 apart in a stand-in and up to 1e-3 in SmolLM2; one token of 15 that should not have been seen
+made 4e-3 and more in a stand-in within ten tokens, and 1e-3 to 3e-2 in SmolLM2."""
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """NMSE up to which rows count as equal.
@@ -62,3 +68,9 @@ class Tolerance:
         if not is_model:
             return cls(stored, spread)
         return cls(max(stored, MODEL_STORED), min(MOST, max(MODEL_SPREAD, MODEL_FACTOR * spread)))
+
+    @classmethod
+    def of_recording(cls, *, is_model: bool) -> Self:
+        """Return what another machine explains, all else being as recorded."""
+        limit = MODEL_RECORDED if is_model else RECORDED
+        return cls(limit, limit)

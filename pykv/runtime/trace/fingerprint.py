@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pykv.cells.arguments import shown
 from pykv.typing import F32Array, I64Array, as_int, as_number
 
 N_SAMPLES = 8
@@ -46,9 +47,11 @@ class Fingerprint:
         ------
         ValueError : it is none.
         """
+        if type(record) is not list or not record:
+            raise ValueError(f"rows: {shown(record)} is no fingerprint of logits")
         top, values = as_int(record[0]), tuple(math.nan if value is None else as_number(value) for value in record[1:])
         if top is None or len(values) != 2 + N_SAMPLES or None in values:
-            raise ValueError(f"{record!r} is no fingerprint of logits")
+            raise ValueError(f"rows: {shown(record)} is no fingerprint of logits")
         return cls(top, values)  # type: ignore[arg-type]
 
 

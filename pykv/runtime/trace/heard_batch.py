@@ -7,10 +7,15 @@ from typing import Any
 import numpy as np
 
 from pykv.batch import Batch, BatchBuilder, BatchLimits, ValidBatch, validate
-from pykv.errors import PykvError
+from pykv.errors import BatchError, NoSlotError, ParamError, PykvError
 from pykv.runtime.trace.fingerprint import Fingerprint
-from pykv.runtime.trace.step import HALF_WAY, DecodeStep, Outcome, Ranges
+from pykv.runtime.trace.held import Ranges
+from pykv.runtime.trace.outcome import Outcome
+from pykv.runtime.trace.step import DecodeStep
 from pykv.typing import F32Array, PositionSource
+
+_REFUSALS = (BatchError, NoSlotError, ParamError)
+"""Errors that leave everything as it was, and would be raised again; all others break off what had begun."""
 
 
 class HeardBatch:
@@ -32,18 +37,18 @@ class HeardBatch:
             valid = None
         return None if given is None else cls(given, valid, limits.n_vocab)
 
-    def step(self, outcome: Outcome, ranges: Ranges, logits: F32Array | None) -> DecodeStep:
-        """Return what has become of it."""
-        given, valid = self._given, self._valid
-        was_used = valid is not None and (outcome.error is None or outcome.error in HALF_WAY)
+    def step(self, result: object, ranges: Ranges, logits: F32Array | None) -> DecodeStep:
+        """Return what has become of it: "ok" or the exception, the sequences afterwards, and the logits."""
+        given, used = self._given, None if isinstance(result, _REFUSALS) else self._valid
         return DecodeStep(
             tokens=None if given.token is None else tuple(given.token.tolist()),
-            pos=valid.pos[0].tolist() if was_used and valid is not None else _as_given(given),
-            seqs_by_token=valid.seq_ids if valid is not None else _listed(given),
+            pos=_as_given(given) if used is None else used.pos[0].tolist(),
+            seqs_by_token=_listed(given) if self._valid is None else self._valid.seq_ids,
             out=tuple(np.flatnonzero(given.output).tolist()),
             outside=self._outside(),
             embd=0 if given.embd is None else given.embd.shape[1],
-            outcome=outcome,
+            outcome=Outcome.of(result),
+            stored=_stored(used, ranges) if used is not None and isinstance(result, BaseException) else None,
             ranges=ranges,
             rows=() if logits is None else tuple(map(Fingerprint.of, logits)),
         )
@@ -53,6 +58,12 @@ class HeardBatch:
         if token is None:
             return ()
         return tuple(np.flatnonzero((token < 0) | (token >= self._n_vocab)).tolist())
+
+
+def _stored(batch: ValidBatch, ranges: Ranges) -> tuple[int, ...]:
+    """Return which tokens of a batch the memory holds: before it, all sequences ended below its positions."""
+    ends = np.array([ranges.get(int(seq), (-1, -1))[1] for seq in batch.seq_first])
+    return tuple(np.flatnonzero(batch.pos[0] <= ends).tolist())
 
 
 def _as_given(batch: Batch) -> Any:

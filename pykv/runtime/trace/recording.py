@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from io import FileIO
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakValueDictionary
 
+from pykv.cells.arguments import boolean
 from pykv.errors import TraceError
-from pykv.runtime.trace.file import TraceHeader, ranges
+from pykv.runtime.trace.header import TraceHeader
 from pykv.runtime.trace.heard_batch import HeardBatch
-from pykv.runtime.trace.step import Outcome, VerbStep
+from pykv.runtime.trace.held import held, ranges
+from pykv.runtime.trace.step import DecodeStep, Step, VerbStep
+from pykv.runtime.trace.trace_path import require_regular, trace_path
 from pykv.typing import F32Array
 
 if TYPE_CHECKING:
     from pykv.runtime.context import Context
+
+_OPEN: WeakValueDictionary[str, Trace] = WeakValueDictionary()
+"""The traces of this process by the file that they write."""
 
 
 class Trace:
@@ -36,33 +42,46 @@ class Trace:
     ----------
     path : the file.
     n_steps : steps written so far.
+
+    Raises
+    ------
+    TraceError : the memory holds something already, or the file cannot be written, or another trace writes it.
+    ConcurrentUseError : another thread is decoding, or using the memory.
     """
 
-    def __init__(self, context: Context, path: str | os.PathLike[str], *, tokens: bool) -> None:
-        self.path = Path(path)
+    def __init__(self, context: Context, path: str | bytes | os.PathLike[Any], *, tokens: bool) -> None:
+        self.path, self._has_tokens = trace_path(path), boolean("tokens", tokens)
         self.n_steps = 0
-        self._context, self._has_tokens = context, tokens
-        self._lock = threading.Lock()
-        header = TraceHeader.of(context, tokens).record()
-        try:
-            self._file = self.path.open("wb", buffering=0)
-        except OSError as error:
-            raise TraceError(f"{self.path}: cannot be written: {error.strerror}") from None
-        self._write(header)
-        context.memory.listeners.append(self._hear_verb)
-        context.traces.append(self)
+        self._context, self._memory = context, context.memory
+        with self._memory.guard:
+            self._require_empty()
+            self._file = self._opened()
+            self._write(TraceHeader.of(context, self._has_tokens).record())
+            self._memory.listeners.append(self._hear_verb)
+            context.traces.append(self)
 
     def hear_decode(self, heard: HeardBatch, result: object, logits: F32Array | None) -> None:
         """Write down a decode: the batch, "ok" or the exception, and the logits if there are any."""
-        step = heard.step(Outcome.of(result), ranges(self._context), logits)
-        self._write_step((replace(step, outside=()) if self._has_tokens else replace(step, tokens=None)).record())
+
+        def step() -> DecodeStep:
+            whole = heard.step(result, ranges(self._memory), logits if self._has_tokens else None)
+            return replace(whole, outside=()) if self._has_tokens else whole.private()
+
+        self._write_step("decode", step)
 
     def close(self) -> None:
-        """Stop recording. Safe to call twice; the context closes its traces with itself."""
-        if self in self._context.traces:
-            self._context.traces.remove(self)
-            self._context.memory.listeners.remove(self._hear_verb)
-        self._file.close()
+        """Stop recording. Safe to call twice; the context closes its traces with itself.
+
+        Raises
+        ------
+        ConcurrentUseError : another thread is decoding, or using the memory, and that is still to be recorded; the
+            trace goes on.
+        """
+        with self._memory.guard:
+            if self in self._context.traces:
+                self._context.traces.remove(self)
+                self._memory.listeners.remove(self._hear_verb)
+            self._file.close()
 
     @property
     def closed(self) -> bool:
@@ -75,18 +94,43 @@ class Trace:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _hear_verb(self, name: str, args: tuple[object, ...], result: object) -> None:
+    def _require_empty(self) -> None:
+        found = ranges(self._memory)
+        if found:
+            where = ", ".join(f"sequence {seq} at {first}..{last}" for seq, (first, last) in found.items())
+            raise TraceError(
+                f"{self.path}: the memory holds {where}, which a replay could not restore; start the trace before the "
+                "first decode, or clear() the memory first"
+            )
+
+    def _opened(self) -> FileIO:
+        name = os.path.realpath(self.path)
+        other = _OPEN.get(name)
+        if other is not None and not other.closed:
+            raise TraceError(f"{self.path}: another trace is being written there; close it first")
         try:
-            record = VerbStep.of(name, args, result, ranges(self._context)).record()
+            if self.path.exists():
+                require_regular(self.path)
+            file = self.path.open("wb", buffering=0)
+        except OSError as error:
+            raise TraceError(f"{self.path}: cannot be written: {error.strerror}") from None
+        _OPEN[name] = self
+        return file
+
+    def _hear_verb(self, name: str, args: tuple[object, ...], result: object) -> None:
+        self._write_step(name, lambda: VerbStep.of(name, args, result, ranges(self._memory)))
+
+    def _write_step(self, name: str, make: Callable[[], Step]) -> None:
+        if self.closed:
+            return
+        try:
+            step = make()
+            record = replace(step, held=held(self._memory, step.seqs, self._has_tokens)).record()
         except Exception as error:  # what a caller passed is of no kind that can be written down
             self._give_up(f"{name}: {type(error).__name__}")
             return
-        self._write_step(record)
-
-    def _write_step(self, record: Mapping[str, Any]) -> None:
-        with self._lock:
-            if not self.closed and self._write(record):
-                self.n_steps += 1
+        if self._write(record):
+            self.n_steps += 1
 
     def _write(self, record: Mapping[str, Any]) -> bool:
         line = memoryview(json.dumps(record, separators=(",", ":")).encode() + b"\n")

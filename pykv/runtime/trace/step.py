@@ -6,67 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from pykv.cells.arguments import shown
+from pykv.runtime.trace.fields import by_sequence, ints, of_kind, taken
 from pykv.runtime.trace.fingerprint import Fingerprint
+from pykv.runtime.trace.held import Held, Ranges
+from pykv.runtime.trace.outcome import Outcome
 from pykv.typing import as_bool, as_int
+
+OK = Outcome()
 
 VERBS = {"clear": 1, "seq_rm": 3, "seq_cp": 4, "seq_keep": 1, "seq_add": 4, "seq_div": 4}
 """Verbs that a trace holds, and how many arguments each takes."""
-
-HALF_WAY = (
-    "ComputeCancelled",
-    "ComputeError",
-    "AllocError",
-    "KeyboardInterrupt",
-    "MemoryError",
-    "UnsupportedOpError",
-)
-"""Errors after which the ubatches that were computed stay in the memory."""
-
-Ranges = Mapping[int, tuple[int, int]]
-"""Sequence → its smallest and its largest position; empty sequences are left out."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a step returned, or the error that it raised.
-
-    Attributes
-    ----------
-    value : "ok" for a decode, else what the verb returned.
-    error : name of the error's class, None if there was none.
-    """
-
-    value: object = "ok"
-    error: str | None = None
-    message: str = ""
-
-    @classmethod
-    def of(cls, result: object) -> Outcome:
-        """Return the outcome of what a verb's listener hears: a value, or an exception."""
-        if isinstance(result, BaseException):
-            return cls(None, type(result).__name__, str(result))
-        return cls(result if isinstance(result, (bool, int, float, str, type(None))) else shown(result))
-
-    def record(self) -> object:
-        """Return it for JSON."""
-        return self.value if self.error is None else {"error": self.error, "message": self.message}
-
-    @classmethod
-    def from_record(cls, record: object) -> Outcome:
-        """Return the outcome of a record."""
-        if isinstance(record, Mapping):
-            return cls(None, str(record["error"]), str(record.get("message", "")))
-        return cls(record)
-
-    def is_like(self, other: Outcome) -> bool:
-        """Tell whether both came to the same; messages may name other sizes."""
-        return (self.value, self.error) == (other.value, other.error)
-
-    def __str__(self) -> str:
-        return str(self.value) if self.error is None else f"{self.error}: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -77,6 +27,7 @@ class VerbStep:
     ----------
     args : integers and bools as they were; whatever else a caller passed by its repr, as ``{"repr": ...}``.
     ranges : the sequences afterwards.
+    held : what those hold that it may have changed.
     line : where it stands in the file, 0 = nowhere yet.
     """
 
@@ -84,6 +35,7 @@ class VerbStep:
     args: tuple[Any, ...]
     outcome: Outcome
     ranges: Ranges
+    held: Mapping[int, Held] = field(default_factory=dict)
     line: int = 0
 
     @classmethod
@@ -91,14 +43,17 @@ class VerbStep:
         return cls(name, tuple(map(_plain, args)), Outcome.of(result), ranges)
 
     def record(self) -> dict[str, object]:
-        return {"do": self.name, "args": self.args, "outcome": self.outcome.record(), "seen": _seen(self.ranges)}
+        return {"do": self.name, "args": self.args, "outcome": self.outcome.record()} | _afterwards(self)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], line: int) -> VerbStep:
-        args = tuple(record["args"])
-        if len(args) != VERBS[record["do"]]:
-            raise ValueError(f"{record['do']} takes {VERBS[record['do']]} arguments, got {len(args)}")
-        return cls(record["do"], args, Outcome.from_record(record["outcome"]), _ranges(record["seen"]), line)
+        name, args = record["do"], tuple(taken(record, "args", list))
+        if len(args) != VERBS[name]:
+            raise ValueError(f"{name} takes {VERBS[name]} arguments, got {len(args)}")
+        for arg in args:
+            if not isinstance(arg, (int, bool, type(None))):
+                taken(of_kind("args", arg, dict), "repr", str)
+        return cls(name, args, Outcome.from_record(record), _ranges(record), _held(record), line)
 
     @property
     def seqs(self) -> set[int] | None:
@@ -123,7 +78,8 @@ class DecodeStep:
     out : indices of the tokens whose logits were wanted.
     outside : indices of tokens that the vocabulary lacks, where ids were not recorded.
     embd : width of the embeddings, which are not recorded; 0 = there were none.
-    ranges, rows : the sequences afterwards, and the fingerprints of the logits.
+    stored : indices of the tokens that were stored before computing broke off; None = it did not.
+    ranges, held, rows : the sequences afterwards, what those of the batch hold, and the fingerprints of the logits.
     line : where it stands in the file, 0 = nowhere yet.
     """
 
@@ -133,44 +89,41 @@ class DecodeStep:
     out: tuple[int, ...]
     outside: tuple[int, ...] = ()
     embd: int = 0
-    outcome: Outcome = Outcome()
+    outcome: Outcome = OK
+    stored: tuple[int, ...] | None = None
     ranges: Ranges = field(default_factory=dict)
+    held: Mapping[int, Held] = field(default_factory=dict)
     rows: tuple[Fingerprint, ...] = ()
     line: int = 0
 
     def record(self) -> dict[str, object]:
         beside = {"outside": self.outside, "embd": self.embd, "rows": [row.record() for row in self.rows]}
-        return {
-            "do": "decode",
-            "tokens": self.tokens,
-            "pos": self.pos,
-            "seq": self.seqs_by_token,
-            "out": self.out,
-            "outcome": self.outcome.record(),
-            "seen": _seen(self.ranges),
-        } | {name: value for name, value in beside.items() if value}
+        return (
+            {"do": "decode", "tokens": self.tokens, "pos": self.pos, "seq": self.seqs_by_token, "out": self.out}
+            | {"outcome": self.outcome.record()}
+            | _afterwards(self)
+            | {name: value for name, value in beside.items() if value}
+            | ({} if self.stored is None else {"stored": self.stored})
+        )
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], line: int) -> DecodeStep:
-        seqs = tuple(_ints("seq", ids) for ids in record["seq"])
-        tokens, pos = record["tokens"], record["pos"]
-        if tokens is not None and len(tokens) != len(seqs):
-            raise ValueError(f"{len(tokens)} tokens have the sequences of {len(seqs)}")
-        if pos is not None and len(np.array(pos, np.int32).T) != len(seqs):
-            raise ValueError(f"pos must hold one position for each of {len(seqs)} tokens")
-        out, outside = _ints("out", record["out"]), _ints("outside", record.get("outside", ()))
-        if any(not 0 <= i < len(seqs) for i in (*out, *outside)):
-            raise ValueError(f"out and outside must name some of {len(seqs)} tokens")
+        seqs = tuple(ints("seq", ids) for ids in taken(record, "seq", list))
+        n, tokens = len(seqs), _or_none(record, "tokens")
+        if tokens is not None and len(tokens) != n:
+            raise ValueError(f"{len(tokens)} tokens have the sequences of {n}")
         return cls(
-            tokens=None if tokens is None else _ints("tokens", tokens),
-            pos=pos,
+            tokens=tokens,
+            pos=_positions(record, n),
             seqs_by_token=seqs,
-            out=out,
-            outside=outside,
-            embd=_ints("embd", [record.get("embd", 0)])[0],
-            outcome=Outcome.from_record(record["outcome"]),
-            ranges=_ranges(record["seen"]),
-            rows=tuple(map(Fingerprint.from_record, record.get("rows", ()))),
+            out=_indices("out", taken(record, "out", list), n),
+            outside=_indices("outside", record.get("outside", []), n),
+            embd=ints("embd", [record.get("embd", 0)])[0],
+            outcome=Outcome.from_record(record),
+            stored=_indices("stored", record["stored"], n) if "stored" in record else None,
+            ranges=_ranges(record),
+            held=_held(record),
+            rows=tuple(map(Fingerprint.from_record, of_kind("rows", record.get("rows", []), list))),
             line=line,
         )
 
@@ -179,24 +132,27 @@ class DecodeStep:
         """The sequences of its tokens."""
         return {seq for ids in self.seqs_by_token for seq in ids}
 
-    def computed(self) -> DecodeStep:
-        """Return the part that was computed, if the decode ended half-way; else the step itself."""
-        if self.outcome.error not in HALF_WAY or self.pos is None:
+    def private(self) -> DecodeStep:
+        """Return it without anything that tells which tokens there were."""
+        outcome = replace(self.outcome, message="the vocabulary lacks a token") if self.outside else self.outcome
+        return replace(self, tokens=None, outcome=outcome, rows=())
+
+    def computed(self) -> DecodeStep | None:
+        """Return the part that was computed, if computing broke off, None for nothing; else the step itself."""
+        kept = self.stored
+        if kept is None or self.pos is None:
             return self
-        ends = {seq: last for seq, (_, last) in self.ranges.items()}
-        kept = [
-            i
-            for i, (ids, pos) in enumerate(zip(self.seqs_by_token, self.pos, strict=True))
-            if pos <= ends.get(ids[0], -1)
-        ]
-        return replace(
-            self,
-            tokens=None if self.tokens is None else tuple(self.tokens[i] for i in kept),
-            pos=[self.pos[i] for i in kept],
-            seqs_by_token=tuple(self.seqs_by_token[i] for i in kept),
-            out=(),
-            outcome=Outcome(),
-            rows=(),
+        return (
+            None
+            if not kept
+            else replace(
+                self,
+                tokens=None if self.tokens is None else tuple(self.tokens[i] for i in kept),
+                pos=[self.pos[i] for i in kept],
+                seqs_by_token=tuple(self.seqs_by_token[i] for i in kept),
+                out=(),
+                outcome=OK,
+            )
         )
 
     def __str__(self) -> str:
@@ -213,13 +169,14 @@ def step_from_record(record: Mapping[str, Any], line: int) -> Step:
 
     Raises
     ------
-    ValueError, KeyError, TypeError : it is none.
+    ValueError : it is none; names the field.
     """
-    if record["do"] == "decode":
+    do = taken(record, "do", str)
+    if do == "decode":
         return DecodeStep.from_record(record, line)
-    if record["do"] in VERBS:
+    if do in VERBS:
         return VerbStep.from_record(record, line)
-    raise ValueError(f"do={record['do']!r} is unknown; known: decode, {', '.join(VERBS)}")
+    raise ValueError(f"do={do!r} is unknown; known: decode, {', '.join(VERBS)}")
 
 
 def _plain(arg: object) -> object:
@@ -230,15 +187,41 @@ def _plain(arg: object) -> object:
     return {"repr": shown(arg)} if number is None or abs(number) >= 2**64 else number
 
 
-def _seen(ranges: Ranges) -> dict[str, tuple[int, int]]:
-    return {str(seq): ends for seq, ends in ranges.items()}
+def _afterwards(step: Step) -> dict[str, object]:
+    """Return what both kinds of step found afterwards, for JSON."""
+    cells = {seq: held[: 2 if held.tokens is None else 3] for seq, held in step.held.items()}
+    return {"seen": {str(seq): ends for seq, ends in step.ranges.items()}, "cells": cells}
 
 
 def _ranges(record: Mapping[str, Any]) -> Ranges:
-    return {int(seq): (_ints("seen", ends)[0], _ints("seen", ends)[1]) for seq, ends in record.items()}
+    return {seq: ints("seen", ends, 2) for seq, ends in by_sequence(record, "seen")}  # type: ignore[misc]
 
 
-def _ints(name: str, values: Sequence[Any]) -> tuple[int, ...]:
-    if any(type(value) is not int or not -(2**31) <= value < 2**31 for value in values):
-        raise ValueError(f"{name}={values!r} must hold whole numbers that an int32 holds")
-    return tuple(values)
+def _held(record: Mapping[str, Any]) -> dict[int, Held]:
+    found = {}
+    for seq, numbers in by_sequence(record, "cells"):
+        if type(numbers) is not list or not 2 <= len(numbers) <= 3 or any(type(one) is not int for one in numbers):
+            raise ValueError(f"cells={shown(numbers)} must be a list of 2 or 3 whole numbers")
+        found[seq] = Held(*numbers)
+    return found
+
+
+def _or_none(record: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
+    return None if record.get(name, 0) is None else ints(name, taken(record, name, list))
+
+
+def _indices(name: str, values: Any, n: int) -> tuple[int, ...]:
+    indices = ints(name, values)
+    if any(not 0 <= i < n for i in indices):
+        raise ValueError(f"{name}={shown(values)} must name some of {n} tokens")
+    return indices
+
+
+def _positions(record: Mapping[str, Any], n: int) -> Any:
+    """Return positions: none, one for each token, or several rows of them."""
+    if record.get("pos", 0) is None:
+        return None
+    given = taken(record, "pos", list)
+    for row in given if given and type(given[0]) is list else [given]:
+        ints("pos", row, n)
+    return given

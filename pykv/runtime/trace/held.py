@@ -1,0 +1,77 @@
+"""What the sequences of a memory hold, in a few numbers: their ends, how many cells, and hashes of what is in those.
+
+Neither depends on where the cells are, so that memories that lay them out differently can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pykv.cells import SwaType
+from pykv.models.stand_in import N_TOKENS
+from pykv.typing import POS_INF, I32Array, I64Array
+
+if TYPE_CHECKING:
+    from pykv.memory import KVCache
+
+Ranges = Mapping[int, tuple[int, int]]
+"""Sequence → its smallest and its largest position; empty sequences are left out."""
+
+
+class Held(NamedTuple):
+    """What one sequence holds where a next token may look at it.
+
+    Attributes
+    ----------
+    n : cells.
+    positions : hash of the positions in them.
+    tokens : hash of the tokens at those positions; None where it is not known or means nothing.
+    """
+
+    n: int
+    positions: int
+    tokens: int | None = None
+
+
+def ranges(memory: KVCache) -> Ranges:
+    """Return the smallest and largest position of every sequence that holds something."""
+    ends = {seq: (memory.pos_min(seq), memory.pos_max(seq)) for seq in range(memory.settings.n_seq_max)}
+    return {seq: (first, last) for seq, (first, last) in ends.items() if last >= 0}
+
+
+def held(memory: KVCache, seqs: Iterable[int] | None, has_tokens: bool) -> dict[int, Held]:
+    """Return what some sequences hold, None = all; those that are empty or do not exist are left out."""
+    full = ranges(memory)
+    return {seq: _held(memory, seq, has_tokens) for seq in (full if seqs is None else sorted(full.keys() & seqs))}
+
+
+def seen_cells(memory: KVCache, seq: int) -> tuple[I32Array, I32Array]:
+    """Return positions and tokens of the cells of a sequence that a next token may look at, (n,) each."""
+    streams, window = memory.streams, memory.spec.window
+    cells = streams.cells[streams.stream_of(seq)]
+    idxs: I64Array = cells.find(seq, 0, POS_INF)
+    pos = cells.pos[idxs]
+    if window.type is not SwaType.NONE and len(pos):
+        idxs = idxs[~window.masked(pos, int(pos.max()) + 1)]
+        pos = cells.pos[idxs]
+    return pos, cells.ext_tok[idxs]
+
+
+def _held(memory: KVCache, seq: int, has_tokens: bool) -> Held:
+    pos, token = seen_cells(memory, seq)
+    # a stand-in, whose vocabulary is smaller, comes to the same
+    return Held(len(pos), _hash(pos), _hash(pos, token % N_TOKENS) if has_tokens else None)
+
+
+def _hash(*columns: I32Array) -> int:
+    """Return 32 bits that depend on which rows there are, but on no order: a sum of what splitmix64 makes of each."""
+    mixed = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        mixed += column.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return int(mixed.sum()) >> 32
