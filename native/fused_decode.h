@@ -92,16 +92,22 @@ INLINE void decode16(const enum pykv_attn_type type, const char * row, int e, co
     for (int part = 0; part < V16; ++part) vf_store(out + e + W * part, part16(type, &s, part));
 }
 
-// ask for the cache lines that n bytes begin; return where they end
-INLINE const char * fetch(const char * at, const int n) {
+// Ask for about as many cache lines as n bytes are, and again for those `again` bytes before: a processor drops requests while
+// too many are under way. Return where the bytes end.
+INLINE const char * fetch(const char * at, const int n, int again) {
+    const int n_lines = n < 96 ? 1 : (n + 32) / 64;
     UNROLL
-    for (int i = 0; i < n; i += 64) PREFETCH(at + i);
+    for (int i = 0; i < n_lines; ++i) {
+        PREFETCH(at + 64 * i);
+        PREFETCH(at + 64 * i - again);
+    }
     return at + n;
 }
 
-INLINE void decode_row(const enum pykv_attn_type type, const char * row, int width, float * out, const char * ahead) {
+INLINE void decode_row(const enum pykv_attn_type type, const char * row, int width, float * out, const char * ahead,
+                       int again) {
     for (int e = 0; e < width; e += is_blocked(type) ? 32 : 16) {
-        ahead = fetch(ahead, bytes_of_32(type) / (is_blocked(type) ? 1 : 2));
+        ahead = fetch(ahead, bytes_of_32(type) / (is_blocked(type) ? 1 : 2), again);
         decode16(type, row, e, 0, out);
         if (is_blocked(type)) decode16(type, row, e + 16, 1, out);
     }

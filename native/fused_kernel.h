@@ -9,7 +9,8 @@
 enum {
     BLOCK = PYKV_ATTN_BLOCK,
     SLAB = PYKV_ATTN_SLAB,
-    AHEAD = 16, // rows that are fetched before they are needed
+    AHEAD_BYTES = 8192, // are fetched before they are needed, in whole groups of rows
+    MAX_AHEAD = 48,     // rows
     PADDING = (int) W > (int) CELLS ? (int) W : (int) CELLS, // of visible cells
 };
 
@@ -43,7 +44,11 @@ struct slab {
     int stream, first, n;        // of the stream's queries
     int first_head, n_heads;     // KV heads that they read
     int per_head;                // queries of each
-    const float * q[SLAB];
+    int ahead;                   // rows to fetch ahead
+    int again;                   // bytes before those, to fetch a second time
+    const void * q[SLAB];        // floats or codes
+    float q_step[SLAB];          // what one step of them is worth
+    int16_t codes[SLAB][PYKV_ATTN_MAX_HEAD];
     float * sum[SLAB];           // head_v floats, then the largest score and the sum of weights
     float slope[SLAB];
     int mask_row[SLAB];
@@ -59,10 +64,18 @@ static void open_slab(struct slab * s, const struct pykv_attn * a, const struct 
     s->per_head = min_int(p->slab_queries, p->per_head - first);
     s->first = s->first_head * p->per_head + first;
     s->n = s->n_heads * s->per_head;
+    const int row_bytes = s->n_heads * a->head_k * bytes_of_32(a->k.type) / 32, groups = AHEAD_BYTES / CELLS / row_bytes;
+    s->ahead = groups < 1 ? CELLS : min_int(groups * CELLS, MAX_AHEAD);
+    s->again = s->ahead * row_bytes / 2;
+    const bool with_codes = reads_codes(a->k.type) && s->per_head <= most_queries_direct(a->k.type, false);
     for (int i = 0; i < s->n; ++i) {
         const int head = head_of(p, s->first + i), row = row_of(p, s->first + i);
-        s->q[i] = (const float *) (const void *) ((const char *) a->q + stream * a->q_stream + row * a->q_row +
-                                                  head * a->q_head);
+        const char * q = (const char *) a->q + stream * a->q_stream + row * a->q_row + head * a->q_head;
+        s->q[i] = q, s->q_step[i] = 1;
+        if (with_codes) {
+            s->q_step[i] = query_to_codes((const float *) (const void *) q, a->head_k, s->codes[i]);
+            s->q[i] = s->codes[i];
+        }
         s->sum[i] = partial_at(a, p, stream, chunk, s->first + i);
         s->slope[i] = slope_of(a, head);
         s->mask_row[i] = a->mask ? row : 0;
@@ -80,7 +93,7 @@ struct block {
     uint8_t index[BLOCK]; // which cells are visible
     float mask[PYKV_ATTN_MAX_ROWS][BLOCK];
     // their rows of K, those of V, and a guess at the next block's K: the order in which memory is read
-    const char * row[4 * BLOCK];
+    const char * row[2 * BLOCK + MAX_AHEAD];
 };
 
 // convert one row's mask of n cells; return a bit for each visible one
@@ -147,7 +160,7 @@ static bool open_block(const struct slab * s, struct block * b, int first) {
         b->row[i] = row_at(s, &a->k, first + b->index[i]);
         b->row[b->n_padded + i] = row_at(s, &a->v, first + b->index[i]);
     }
-    for (int i = 0; i < 2 * BLOCK; ++i) b->row[2 * b->n_padded + i] = row_at(s, &a->k, min_int(first + BLOCK + i, a->n_kv - 1));
+    for (int i = 0; i < s->ahead; ++i) b->row[2 * b->n_padded + i] = row_at(s, &a->k, min_int(first + BLOCK + i, a->n_kv - 1));
     return true;
 }
 
@@ -161,13 +174,14 @@ struct operand {
     float decoded[CELLS][PYKV_ATTN_MAX_HEAD];
 };
 
-// where to fetch during the call for one head: the rows that come AHEAD later, a share of them for each head
+// where to fetch during the call for one head: some rows later, a share of them for each head
 static const char * ahead_of(const struct slab * s, const struct block * b, int row, int head) {
-    const bool is_v = row + AHEAD >= b->n_padded && row + AHEAD < 2 * b->n_padded;
+    const int to = row + s->ahead;
+    const bool is_v = to >= b->n_padded && to < 2 * b->n_padded;
     const struct pykv_attn_store * x = is_v ? &s->a->v : &s->a->k;
     const int64_t bytes = (is_v ? s->a->head_v : s->a->head_k) * bytes_of_32(x->type) / 32;
     const bool heads_apart = x->head > 2 * bytes;
-    return b->row[row + AHEAD] + (heads_apart ? head * x->head : CELLS * bytes * head);
+    return b->row[to] + (heads_apart ? head * x->head : CELLS * bytes * head);
 }
 
 static void open_operand(struct operand * o, const struct slab * s, const struct block * b, bool is_v, int cell, int head) {
@@ -178,17 +192,17 @@ static void open_operand(struct operand * o, const struct slab * s, const struct
     o->at.rows = b->row + row;
     o->at.offset = (size_t) (head * x->head);
     o->at.width = is_v ? s->a->head_v : s->a->head_k;
-    o->at.ahead = ahead;
-    if (s->per_head <= most_queries_direct(x->type)) return;
+    o->at.ahead = ahead, o->at.again = s->again;
+    if (s->per_head <= most_queries_direct(x->type, is_v)) return;
     for (int i = 0; i < CELLS; ++i) {
-        decode_fns[x->type](o->at.rows[i] + o->at.offset, o->at.width, o->decoded[i], ahead);
+        decode_fns[x->type](o->at.rows[i] + o->at.offset, o->at.width, o->decoded[i], ahead, s->again);
         ahead += o->at.width * bytes_of_32(x->type) / 32;
         o->decoded_row[i] = (const char *) o->decoded[i];
     }
     o->type = PYKV_ATTN_F32;
     o->at.rows = o->decoded_row;
     o->at.offset = 0;
-    o->at.ahead = o->decoded_row[0];
+    o->at.ahead = o->decoded_row[0], o->at.again = 0;
 }
 
 // queries of the next tile, so that tiles are about equal
@@ -203,7 +217,7 @@ static void score(const struct slab * s, const struct block * b, float * scores)
                 const int query = h * s->per_head + i;
                 n = tile_of(s->per_head - i);
                 dot_fns[k.type][n - 1](&k.at, s->q + query, scores + query * BLOCK + c);
-                k.at.ahead = k.at.rows[0]; // once is enough
+                k.at.ahead = k.at.rows[0], k.at.again = 0; // fetched by now
             }
         }
     }
@@ -218,22 +232,24 @@ static void add_values(const struct slab * s, const struct block * b, const floa
                 const int query = h * s->per_head + i;
                 n = tile_of(s->per_head - i);
                 add_fns[v.type][n - 1](&v.at, weights + query * BLOCK + c, s->sum + query);
-                v.at.ahead = v.at.rows[0];
+                v.at.ahead = v.at.rows[0], v.at.again = 0;
             }
         }
     }
 }
 
 // turn dot products into scores; return the largest
-static float finish_scores(const struct pykv_attn * a, const float * mask, float slope, int n, float * x) {
-    const vf scale = vf_set1(a->softcap ? a->scale / a->softcap : a->scale), minus_inf = vf_set1(-INFINITY);
+static float finish_scores(const struct slab * s, int query, const float * mask, int n, float * x) {
+    const struct pykv_attn * a = s->a;
+    const vf scale = vf_set1(s->q_step[query] * (a->softcap ? a->scale / a->softcap : a->scale));
+    const vf minus_inf = vf_set1(-INFINITY), slope = vf_set1(s->slope[query]);
     vf largest = minus_inf;
     for (int i = 0; i < n; i += W) {
         const vf m = vf_load(mask + i);
         vf y = vf_mul(vf_load(x + i), scale);
         if (a->softcap) y = vf_mul(vf_tanh(y), vf_set1(a->softcap));
         // chosen, not added: a cell that is not to be seen may hold NaN
-        y = vf_if_less(minus_inf, m, vf_fma(m, vf_set1(slope), y), minus_inf);
+        y = vf_if_less(minus_inf, m, vf_fma(m, slope, y), minus_inf);
         vf_store(x + i, y);
         largest = vf_max(largest, y);
     }
@@ -244,7 +260,7 @@ static float finish_scores(const struct pykv_attn * a, const float * mask, float
 static float weigh(const struct slab * s, const struct block * b, int query, float * x) {
     const struct pykv_attn * a = s->a;
     float * sum = s->sum[query], * so_far = sum + a->head_v;
-    const float here = finish_scores(a, b->mask[s->mask_row[query]], s->slope[query], b->n_padded, x);
+    const float here = finish_scores(s, query, b->mask[s->mask_row[query]], b->n_padded, x);
     const float largest = here > so_far[0] ? here : so_far[0];
     if (largest == -INFINITY) {
         memset(x, 0, (size_t) b->n_padded * sizeof *x);

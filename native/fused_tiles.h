@@ -2,7 +2,7 @@
 // and the weighted sum of their V. Sizes are constants in each copy, so that sums stay in registers.
 #pragma once
 
-#include "fused_decode.h"
+#include "fused_codes.h"
 
 enum {
     TILE = 4,      // queries of a tile, at most
@@ -17,38 +17,47 @@ struct heads {
     size_t offset;
     int width;
     const char * ahead;
+    int again; // so many bytes before, ask once more
 };
 
-// scores[query * BLOCK + cell] = q · K
-typedef void (*dot_fn)(const struct heads * k, const float * const * q, float * scores);
+// scores[query * BLOCK + cell] = q · K; queries are int16_t where reads_codes(), else float
+typedef void (*dot_fn)(const struct heads * k, const void * const * q, float * scores);
 // sums[query] += V · weights[query * BLOCK + cell]
 typedef void (*add_fn)(const struct heads * v, const float * weights, float * const * sums);
-typedef void (*decode_fn)(const char * row, int width, float * out, const char * ahead);
+typedef void (*decode_fn)(const char * row, int width, float * out, const char * ahead, int again);
 
-// add the products of `parts` vectors from element `e` on
-INLINE void dot_parts(const enum pykv_attn_type type, const int nq, const int nc, const int parts,
-                      const char * const * rows, int e, const int half, const float * const * q,
-                      vf sum[TILE][DOT_CELLS]) {
-    struct sixteen s[DOT_CELLS];
+// add the products of one vector of plain numbers
+INLINE void dot_vector(const enum pykv_attn_type type, const int nq, const int nc, const char * const * rows, int e,
+                       const void * const * q, vf sum[TILE][DOT_CELLS]) {
+    vf x[TILE];
     UNROLL
-    for (int c = 0; c < nc; ++c) s[c] = open16(type, rows[c], e, half);
+    for (int i = 0; i < nq; ++i) x[i] = vf_load((const float *) q[i] + e);
     UNROLL
-    for (int part = 0; part < parts; ++part) {
-        vf x[TILE];
+    for (int c = 0; c < nc; ++c) {
+        const struct sixteen s = open16(type, rows[c], e, 0);
+        const vf k = part16(type, &s, 0);
         UNROLL
-        for (int i = 0; i < nq; ++i) x[i] = vf_load(q[i] + e + W * part);
+        for (int i = 0; i < nq; ++i) sum[i][c] = vf_fma(k, x[i], sum[i][c]);
+    }
+}
+
+// add the products of a block of codes
+INLINE void dot_codes(const enum pykv_attn_type type, const int nq, const int nc, const char * const * rows, int e,
+                      const void * const * q, vf sum[TILE][DOT_CELLS]) {
+    UNROLL
+    for (int c = 0; c < nc; ++c) {
+        const char * block = rows[c] + (size_t) (e / 32) * (size_t) bytes_of_32(type);
+        const codes32 k = open_codes(type, block);
+        const vf scale = vf_set1_f16(block);
         UNROLL
-        for (int c = 0; c < nc; ++c) {
-            const vf k = part16(type, &s[c], part);
-            UNROLL
-            for (int i = 0; i < nq; ++i) sum[i][c] = vf_fma(k, x[i], sum[i][c]);
-        }
+        for (int i = 0; i < nq; ++i) sum[i][c] = vf_fma(codes_dot(&k, (const int16_t *) q[i] + e), scale, sum[i][c]);
     }
 }
 
 INLINE const char * dot_cells(const enum pykv_attn_type type, const int nq, const int nc, const struct heads * k,
-                              int first, const float * const * q, float * scores, const char * ahead) {
-    const int step = is_blocked(type) ? 32 : W, width = k->width;
+                              int first, const void * const * q, float * scores, const char * ahead) {
+    // plain numbers: with few cells more vectors a turn, so that a turn reads about a cache line
+    const int n_vectors = nc == 4 || W == 16 ? 1 : 2, step = reads_codes(type) ? 32 : n_vectors * W, width = k->width;
     const char * rows[DOT_CELLS];
     vf sum[TILE][DOT_CELLS];
     UNROLL
@@ -58,9 +67,13 @@ INLINE const char * dot_cells(const enum pykv_attn_type type, const int nq, cons
         for (int i = 0; i < nq; ++i) sum[i][c] = vf_zero();
     }
     for (int e = 0; e < width; e += step) {
-        ahead = fetch(ahead, nc * step * bytes_of_32(type) / 32);
-        dot_parts(type, nq, nc, is_blocked(type) ? V16 : 1, rows, e, 0, q, sum);
-        if (is_blocked(type)) dot_parts(type, nq, nc, V16, rows, e + 16, 1, q, sum);
+        ahead = fetch(ahead, nc * step * bytes_of_32(type) / 32, k->again);
+        if (reads_codes(type)) {
+            dot_codes(type, nq, nc, rows, e, q, sum);
+        } else {
+            UNROLL
+            for (int i = 0; i < n_vectors; ++i) dot_vector(type, nq, nc, rows, e + i * W, q, sum);
+        }
     }
     UNROLL
     for (int i = 0; i < nq; i += nc == 4 ? 1 : 2) {
@@ -74,9 +87,9 @@ INLINE const char * dot_cells(const enum pykv_attn_type type, const int nq, cons
     return ahead;
 }
 
-INLINE void dot_tile(const enum pykv_attn_type type, const int nq, const struct heads * k, const float * const * all_q,
+INLINE void dot_tile(const enum pykv_attn_type type, const int nq, const struct heads * k, const void * const * all_q,
                      float * scores) {
-    const float * q[TILE];
+    const void * q[TILE];
     const char * ahead = k->ahead;
     UNROLL
     for (int i = 0; i < nq; ++i) q[i] = all_q[i];
@@ -90,6 +103,8 @@ INLINE const char * add_steps(const enum pykv_attn_type type, const int nq, cons
                               const struct heads * v, int e, const float * weights, float * const * sums,
                               const char * ahead) {
     vf sum[TILE][4 * V16];
+    const int bytes = steps * bytes_of_32(type) / 2; // of a cell
+    if (is_blocked(type)) fetch(ahead, CELLS * bytes, 0);
     UNROLL
     for (int i = 0; i < nq; ++i) {
         UNROLL
@@ -97,7 +112,7 @@ INLINE const char * add_steps(const enum pykv_attn_type type, const int nq, cons
     }
     for (int c = 0; c < CELLS; ++c) {
         vf weight[TILE];
-        ahead = fetch(ahead, steps * bytes_of_32(type) / 2);
+        if (!is_blocked(type) && (c * bytes & 63) < bytes) fetch(ahead + c * bytes, bytes, v->again); // a line begins
         UNROLL
         for (int i = 0; i < nq; ++i) weight[i] = vf_set1(weights[i * PYKV_ATTN_BLOCK + c]);
         UNROLL
@@ -117,7 +132,7 @@ INLINE const char * add_steps(const enum pykv_attn_type type, const int nq, cons
         UNROLL
         for (int j = 0; j < steps * V16; ++j) vf_store(sums[i] + e + W * j, sum[i][j]);
     }
-    return ahead;
+    return ahead + CELLS * bytes;
 }
 
 INLINE void add_tile(const enum pykv_attn_type type, const int nq, const struct heads * v, const float * weights,
@@ -149,7 +164,7 @@ INLINE void add_tile(const enum pykv_attn_type type, const int nq, const struct 
 #define EACH_TYPE(f) f(F32) f(F16) f(BF16) f(Q8_0) f(Q4_0) f(Q4_1) f(Q5_0) f(Q5_1) f(IQ4_NL)
 
 #define DEFINE_TILE(type, nq)                                                                                         \
-    static void dot_##type##_##nq(const struct heads * k, const float * const * q, float * scores) {                  \
+    static void dot_##type##_##nq(const struct heads * k, const void * const * q, float * scores) {                   \
         dot_tile(PYKV_ATTN_##type, nq, k, q, scores);                                                                 \
     }                                                                                                                 \
     static void add_##type##_##nq(const struct heads * v, const float * weights, float * const * sums) {              \
@@ -157,8 +172,8 @@ INLINE void add_tile(const enum pykv_attn_type type, const int nq, const struct 
     }
 #define DEFINE_TILES(type) DEFINE_TILE(type, 1) DEFINE_TILE(type, 2) DEFINE_TILE(type, 3) DEFINE_TILE(type, 4)
 #define DEFINE_DECODE(type)                                                                                           \
-    static void decode_##type(const char * row, int width, float * out, const char * ahead) {                         \
-        decode_row(PYKV_ATTN_##type, row, width, out, ahead);                                                         \
+    static void decode_##type(const char * row, int width, float * out, const char * ahead, int again) {              \
+        decode_row(PYKV_ATTN_##type, row, width, out, ahead, again);                                                  \
     }
 EACH_DIRECT(DEFINE_TILES)
 EACH_TYPE(DEFINE_DECODE)
@@ -171,9 +186,9 @@ static const dot_fn dot_fns[PYKV_ATTN_N_TYPES][TILE] = {EACH_DIRECT(DOTS)};
 static const add_fn add_fns[PYKV_ATTN_N_TYPES][TILE] = {EACH_DIRECT(ADDS)};
 static const decode_fn decode_fns[PYKV_ATTN_N_TYPES] = {EACH_TYPE(DECODE)};
 
-// so many queries of one KV head may read its rows as they are stored
-static int most_queries_direct(enum pykv_attn_type type) {
+// so many queries of one KV head may read its K, or V, as it is stored
+static int most_queries_direct(enum pykv_attn_type type, bool is_v) {
     if (type == PYKV_ATTN_F32) return PYKV_ATTN_SLAB;
     if (!dot_fns[type][0]) return 0;
-    return is_blocked(type) ? TILE : 2 * TILE;
+    return is_v && is_blocked(type) ? TILE : 2 * TILE;
 }
