@@ -55,6 +55,11 @@ def fused_attn(
     return arena.node(build, operands, n_nodes=2)
 
 
+def fused_isa() -> str:
+    """Return the instruction set that the kernel uses; the environment's PYKV_ATTENTION_ISA may name a lesser one."""
+    return str(ffi.string(lib.pykv_attn_isa()).decode())
+
+
 def _params(scale: float, max_bias: float, softcap: float) -> Any:
     given = {"scale": scale, "max_bias": max_bias, "softcap": softcap, "keep_weights": False}
     return ffi.new("struct pykv_attn_params *", given)
