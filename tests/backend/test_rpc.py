@@ -332,7 +332,7 @@ def test_a_cache_in_host_memory_serves_layers_on_the_device(client: Client, path
 
 @pytest.mark.parametrize("n_gpu_layers", [-1, 2])
 def test_the_fused_kernel_ran_on_a_server_that_has_none(client: Client, path: str, n_gpu_layers: int) -> None:
-    """ggml's RPC device says that it runs every operation, also a function of another process."""
+    """The RPC device says that it runs every operation, also a function of another process."""
     context = {"attention": "fused", "n_seq_max": 2}
     more = {"path": path, "devices": ["RPC0"], "steps": STEPS, "n_gpu_layers": n_gpu_layers}
     told = client.refusal("logits", **more, context=context)
