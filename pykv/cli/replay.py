@@ -45,7 +45,7 @@ def command(
         bool | None,
         _changed(
             "--streams/--unified",
-            help="Cells of its own for each sequence, or one pool; seq_keep removes whom it removed.",
+            help="Cells of its own for each sequence, or one pool; seq_keep removes the same sequences in both.",
         ),
     ] = None,
     flash: Annotated[bool | None, _changed("--flash/--no-flash", help="Flash attention, or plain.")] = None,

@@ -9,16 +9,18 @@ from __future__ import annotations
 import numpy as np
 
 from pykv.cells import RowCopy
+from pykv.ggml import Tensor
 from pykv.ggml.tensor_rows import copy_rows
 from pykv.memory.kv_store import KVStore
 from pykv.memory.rope_turn import turn, unturn
 from pykv.memory.row_engine import RowEngine
 from pykv.memory.row_graph import RowGraph
+from pykv.memory.spec import LayerSpec
 from pykv.memory.v_layout import copy_cells, read_cells
 from pykv.typing import F32Array, I32Array, I64Array
 
 CHUNK_BYTES = 2**20
-"""Rows that are turned at once, as f32: what stays in a core's cache from one operation to the next."""
+"""Rows that are turned or read at once, as f32: what stays in a core's cache from one operation to the next."""
 
 
 class RowMover:
@@ -26,7 +28,7 @@ class RowMover:
 
     Attributes
     ----------
-    n_rows_at_once : how many rows to turn in one computation.
+    n_rows_at_once : how many rows to turn or read in one computation.
 
     Parameters
     ----------
@@ -68,36 +70,40 @@ class RowMover:
 
     def read_k(self, il: int, rows: I64Array, pos: I32Array | None) -> F32Array:
         """Return the keys of (k,) rows, (k, n_head_kv, n_embd_head_k); given their positions, as before RoPE."""
-        layer = self._layers[il]
-        if not rows.size:
-            return np.empty((0, layer.n_head_kv, layer.n_embd_head_k), np.float32)
-        row_graph = self._fresh(rows.size, rows.size)
-        keys = row_graph.gather(self._store.tensors(il)[0], self._store.rot_k)
-        if pos is not None and layer.rope is not None:
-            keys = row_graph.rope(keys, layer, unturn(layer.rope))
-        row_graph.graph.expand(keys.as_output())
-        self._engine.run(row_graph, rows, np.zeros(rows.size, np.int32) if pos is None else -pos)
-        return keys.numpy().reshape(rows.size, layer.n_head_kv, layer.n_embd_head_k)
+        layer, stored = self._layers[il], self._store.tensors(il)[0]
+        keys = self._read(stored, self._store.rot_k, rows, None if pos is None else (layer, -pos))
+        return keys.reshape(rows.size, layer.n_head_kv, layer.n_embd_head_k)
 
     def read_v(self, il: int, rows: I64Array) -> F32Array:
         """Return the values of (k,) rows of one stream, (k, n_head_kv, n_embd_head_v)."""
         layer, stored = self._layers[il], self._store.tensors(il)[1]
-        if not rows.size:
-            return np.empty((0, layer.n_head_kv, layer.n_embd_head_v), np.float32)
-        if self._store.v_trans:
+        if self._store.v_trans and rows.size:
             values = read_cells(stored, rows)[:, : layer.n_embd_v]
         else:
-            row_graph = self._fresh(rows.size, 1)
-            out = row_graph.gather(stored, self._store.rot_v).as_output()
-            row_graph.graph.expand(out)
-            self._engine.run(row_graph, rows, np.zeros(1, np.int32))
-            values = out.numpy()
+            values = self._read(stored, self._store.rot_v, rows)
         return values.reshape(rows.size, layer.n_head_kv, layer.n_embd_head_v)
 
     def close(self) -> None:
         """Free the compute memory and the threads."""
         self._turning = None
         self._engine.close()
+
+    def _read(
+        self, stored: Tensor, rot: int, rows: I64Array, moved: tuple[LayerSpec, I32Array] | None = None
+    ) -> F32Array:
+        """Return (k, E) rows of a tensor [E, n_cells, n_stream]; keys of a layer with RoPE moved by (k,) positions."""
+        layer, deltas = moved or (None, np.zeros(rows.size, np.int32))
+        out = np.empty((rows.size, stored.ne[0]), np.float32)
+        for at in range(0, rows.size, self.n_rows_at_once):
+            some = slice(at, at + self.n_rows_at_once)
+            row_graph = self._fresh(rows[some].size, rows[some].size)
+            values = row_graph.gather(stored, rot)
+            if layer is not None and layer.rope is not None:
+                values = row_graph.rope(values, layer, unturn(layer.rope))
+            row_graph.graph.expand(values.as_output())
+            self._engine.run(row_graph, rows[some], deltas[some])
+            out[some] = values.numpy()[0, 0]
+        return out
 
     def _turn_graph(self, n_rows: int, n_pos: int) -> RowGraph:
         row_graph, rot = self._fresh(n_rows, n_pos), self._store.rot_k

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 import numpy as np
@@ -48,24 +48,43 @@ def spec_of(record: Mapping[str, Any], factors: Sequence[Tensor] | None = None) 
     ------
     ParamError : the record describes no spec.
     """
-    try:
-        rest = {name: value for name, value in record.items() if name not in ("layers", "window", "rope_factors")}
-        window = Window(record["window"]["n_swa"], SwaType[record["window"]["type"]])
-        n_factors = len(record["rope_factors"])
-        layers = tuple(_layer(one, n_factors, factors) for one in record["layers"])
-        return MemorySpec(layers=layers, window=window, **rest)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ParamError(f"spec: {type(error).__name__}: {error}") from None
+    record = _checked("memory", record, MemorySpec, "rope_factors", "window")
+    for name in ("layers", "rope_factors"):
+        if not isinstance(record[name], (list, tuple)):
+            raise ParamError(f"spec: {name}={record[name]!r} must be a list")
+    own = {
+        "layers": tuple(_layer(one, len(record["rope_factors"]), factors) for one in record["layers"]),
+        "window": _window(_checked("window", record["window"], Window, "n_swa", "type")),
+    }
+    return MemorySpec(**{name: value for name, value in record.items() if name != "rope_factors"} | own)
 
 
-def _layer(record: Mapping[str, Any], n_factors: int, factors: Sequence[Tensor] | None) -> LayerSpec:
-    rest = {name: value for name, value in record.items() if name not in ("rope", "rope_factors")}
-    index = as_int(record["rope_factors"])
-    if record["rope_factors"] is not None and (index is None or not 0 <= index < n_factors):
-        raise ParamError(f"spec: rope_factors={record['rope_factors']!r} must name one of {n_factors} sets")
+def _checked(name: str, record: Any, kind: type, *needed: str) -> Mapping[str, Any]:
+    """Return the record of a dataclass, if it lacks no field without a default, none of `needed`, and has no others."""
+    if not isinstance(record, Mapping):
+        raise ParamError(f"spec: {name}={record!r} must be an object")
+    known = {f.name: f.default is MISSING for f in fields(kind)} | dict.fromkeys(needed, True)
+    wrong = [one for one in {**known, **record} if one not in known or (known[one] and one not in record)]
+    if wrong:
+        raise ParamError(f"spec: {name}: missing or unknown: {', '.join(wrong)}")
+    return record
+
+
+def _window(record: Mapping[str, Any]) -> Window:
+    if record["type"] not in list(SwaType.__members__):
+        raise ParamError(f"spec: window type={record['type']!r} must be one of {', '.join(SwaType.__members__)}")
+    return Window(record["n_swa"], SwaType[record["type"]])
+
+
+def _layer(record: Any, n_factors: int, factors: Sequence[Tensor] | None) -> LayerSpec:
+    rest = dict(_checked("layer", record, LayerSpec, "rope", "rope_factors"))
+    rope, given = rest.pop("rope"), rest.pop("rope_factors")
+    index = as_int(given)
+    if given is not None and (index is None or not 0 <= index < n_factors):
+        raise ParamError(f"spec: rope_factors={given!r} must name one of {n_factors} sets")
     return LayerSpec(
         **rest,
-        rope=None if record["rope"] is None else _rope(record["rope"]),
+        rope=None if rope is None else _rope(_checked("rope", rope, RopeParams)),
         rope_factors=None if index is None or factors is None else factors[index],
     )
 

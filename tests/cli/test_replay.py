@@ -49,19 +49,20 @@ def test_every_option_changes_the_second_side(path):
     assert record["second"] == {
         "model": "stand-in",
         "device": "CPU",
-        "n_ctx": "1024",
-        "n_batch": "512",
-        "n_ubatch": "8",
-        "n_seq_max": "2",
-        "kv_unified": "False",
+        "n_ctx": 1024,
+        "n_batch": 512,
+        "n_ubatch": 8,
+        "n_seq_max": 2,
+        "kv_unified": False,
         "type_k": "q8_0",
         "type_v": "f32",
-        "reference_moves": "True",
+        "reference_moves": True,
         "attention": "matmul",
     }
-    assert (record["first"]["type_k"], record["first"]["kv_unified"]) == ("f16", "True")
+    assert (record["first"]["type_k"], record["first"]["kv_unified"]) == ("f16", True)
     # in streams of their own nothing is shared, so that both ways to move agree
     assert (result.exit_code, record["difference"], record["n_done"]) == (0, None, 5)
+    assert record["notes"] == ["device: both sides have CPU, so that this changes nothing"]
 
 
 def test_first_difference_is_shown(path):
@@ -123,7 +124,36 @@ def test_dump_of_streams_is_numbered(path):
 def test_model_at_hand_computes(path, write_tiny):
     result = replay(path, "-m", str(write_tiny(TinyModel())))
     assert result.exit_code == 0
-    assert "logits are not compared" in result.stdout
+    assert "\nnot compared: logits: what computes here is not what was recorded\n" in result.stdout
+
+
+def test_it_was_not_said_what_was_compared_and_how_close_it_was(path):
+    said = replay(path).stdout
+    assert "\ncompared: outcomes, positions, cells, tokens, logits\n" in said
+    assert "\nnot compared: K and V: a trace does not hold them\n" in said
+    assert (
+        "\nlogits: within tolerance 1e-05; largest NMSE 0 in step 1, row 0, seq 0, pos 19; top-1 differs in 0 of 1"
+        in said
+    )
+    said = replay(path, "--type-k", "q8_0").stdout
+    assert "\ncompared: outcomes, positions, cells, tokens, logits, K and V\n" in said
+    assert re.search(r"^K: within tolerance \S+; largest NMSE \S+ in step \d, layer \d, seq \d, pos \d+$", said, re.M)
+
+
+def test_what_was_compared_as_json(path):
+    record = json.loads(replay(path, "--json").stdout)
+    assert record["compared"] == ["outcomes", "positions", "cells", "tokens", "logits"]
+    assert record["not_compared"] == {"K and V": "a trace does not hold them"}
+    assert (record["n_rows"], record["n_top_differ"], record["tolerance"]["spread"]) == (1, 0, 1e-5)
+    assert record["farthest"]["logits"] == {
+        "nmse": 0.0,
+        "tolerance": 1e-5,
+        "where": {"step": 1, "row": 0, "seq": 0, "pos": 19},
+    }
+
+
+def test_a_rounded_size_is_told(path):
+    assert "\nn_ctx: 10 is rounded up to 256\n" in replay(path, "--ctx", "10").stdout
 
 
 def test_other_model_needs_a_first_one(path, write_tiny):
@@ -141,15 +171,42 @@ def test_cut_trace_says_so(path, tmp_path):
     assert "no difference in 4 steps" in result.stdout
 
 
-@pytest.mark.parametrize("content", [None, b"", b"GGUF", b'{"pykv_trace":1}\n'], ids=str)
-def test_file_that_is_no_trace_is_one_line_and_no_difference(tmp_path, content):
+RECORDS = "ctx.trace(path) records a trace"
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (None, "check the path"),
+        (b"", RECORDS),
+        (b"GGUF", RECORDS),
+        (b'{"pykv_trace":1}\n', "the file was damaged or edited"),
+        (b'{"pykv_trace":2}\n', "run it with the pykv that recorded it"),
+    ],
+    ids=str,
+)
+def test_file_that_is_no_trace_is_one_line_and_no_difference(tmp_path, content, hint):
     path = tmp_path / "bad"
     if content is not None:
         path.write_bytes(content)
     result = replay(str(path))
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"pykv: error: {path}")
-    assert "next: ctx.trace(path) records a trace" in result.stderr
+    assert f"next: {hint}" in result.stderr
+
+
+def test_trace_without_steps_is_no_success(tmp_path):
+    with open_stand_in() as context:
+        context.trace(tmp_path / "t")
+    result = replay(str(tmp_path / "t"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the trace holds no step" in result.stderr
+
+
+def test_device_that_is_unknown_did_not_say_where_to_look(path):
+    result = replay(path, "--device", "CUDA9")
+    assert result.exit_code == 2
+    assert "next: pykv devices lists those at hand" in result.stderr
 
 
 def test_model_that_is_missing_is_no_difference(path):

@@ -14,7 +14,7 @@ from pykv.batch import Batch, BatchLimits, validate
 from pykv.cells import SwaType, Window
 from pykv.errors import ParamError, SequenceError, UseAfterCloseError
 from pykv.ggml import RopeParams
-from pykv.memory import KVCache, KVSettings, LayerSpec, MemorySpec
+from pykv.memory import KVCache, KVSettings, LayerSpec, MemorySpec, row_mover
 
 YARN = {"n_ctx_orig": 256, "freq_scale": 0.25, "ext_factor": 1.0, "attn_factor": 0.9}
 SPEC = MemorySpec(
@@ -341,3 +341,13 @@ def test_a_closed_cache_checked_and_turned_nothing_without_a_word() -> None:
     for call in (cache.check, cache.dump, lambda: cache.store_v(False), lambda: cache.visible(0, 0), cache.update):
         with pytest.raises(UseAfterCloseError):
             call()
+
+
+def test_a_long_sequence_was_read_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_mover, "CHUNK_BYTES", 8 * 4 * 64)
+    layer = LayerSpec(1, 64, 64, RopeParams(64))
+    with KVCache(MemorySpec((layer,)), KVSettings(64, type_k="f32", type_v="f32"), n_threads=1) as cache:
+        keys = MovedKeys(cache, 29)
+        raw_k, raw_v = keys.raw[0]
+        np.testing.assert_allclose(cache.k(0, 0, derotate=True), raw_k, atol=1e-5)
+        np.testing.assert_array_equal(cache.v(0, 0), raw_v)

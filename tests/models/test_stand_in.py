@@ -160,10 +160,14 @@ def test_spec_survives_json_with_its_rope_factors():
         ((2,), {}, "names 1 layers, spec 2"),
         ((0, 2), {}, "layer 0: 1 KV heads cannot serve 0 query heads"),
         ((2, 10**9), {}, "at most 1048576"),
-        ((2, 2), {"layers": [{"n_head_kv": 1}] * 2}, "spec: KeyError: 'rope_factors'"),
-        ((2, 2), {"window": {"n_swa": 1, "type": "ROUND"}}, "spec: KeyError: 'ROUND'"),
-        ((2, 2), {"novel": 1}, "spec: TypeError.*novel"),
-        ((2, 2), {"layers": None}, "spec: TypeError"),
+        (
+            (2, 2),
+            {"layers": [{"n_head_kv": 1}] * 2},
+            "spec: layer: missing or unknown: n_embd_head_k, n_embd_head_v, rope, rope_factors",
+        ),
+        ((2, 2), {"window": {"n_swa": 1, "type": "ROUND"}}, "spec: window type='ROUND' must be one of NONE, STANDARD"),
+        ((2, 2), {"novel": 1}, "spec: memory: missing or unknown: novel"),
+        ((2, 2), {"layers": None}, "spec: layers=None must be a list"),
     ],
 )
 def test_shape_that_no_model_has_is_refused(heads, change, message):

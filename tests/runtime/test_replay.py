@@ -20,8 +20,9 @@ from pykv.errors import ComputeCancelled, ParamError, PykvError, TraceError
 from pykv.memory import KVCache, kv_graph
 from pykv.models.spec_record import spec_record
 from pykv.runtime import Context
-from pykv.runtime.replay import Changes, Report, lockstep, replay
-from pykv.runtime.replay.difference import differ_in_rows, row_nmse
+from pykv.runtime.replay import Changes, Report, replay, stored_rows
+from pykv.runtime.replay.difference import differ_in_rows
+from pykv.runtime.replay.distance import row_nmse
 from pykv.runtime.trace.file import read_trace
 from pykv.runtime.trace.fingerprint import Fingerprint
 
@@ -84,7 +85,9 @@ def test_recording_is_met_again(path):
     done = []
     report = run(path, on_step=done.append)
     assert report.difference is None
-    assert (report.is_recording, report.has_logits) == (True, True)
+    assert report.is_recording
+    assert report.compared == ["outcomes", "positions", "cells", "tokens", "logits"]
+    assert report.left_out == {"K and V": "a trace does not hold them"}
     assert done == list(range(1, report.n_steps + 1))
     assert report.n_done == report.n_steps == 18
     # sequence 0 has 31 - 5 + 1 + 5 cells, sequence 1 has 32 + 10; they still share position 0
@@ -107,6 +110,7 @@ def test_a_sound_trace_differs_nowhere(path, name):
     report = run(path, CHANGES[name])
     assert report.difference is None
     assert (report.n_done, report.is_recording, len(report.cells)) == (report.n_steps, False, 2)
+    assert (report.left_out, list(report.distances.farthest)) == ({}, ["K", "V", "logits"])
 
 
 @pytest.mark.parametrize("name", ["ubatch", "plain", "streams", "q8_0"])
@@ -115,16 +119,17 @@ def test_a_sound_trace_differs_nowhere_in_a_model(tiny_trace, tiny, name):
 
 
 def test_a_model_meets_its_recorded_logits(tiny_trace, tiny):
-    report = run(tiny_trace, model=tiny, tolerance=1e-9)
+    report = run(tiny_trace, model=tiny, tolerance=0)
     assert report.difference is None
-    assert report.has_logits
+    assert "logits" in report.compared
     assert report.first == report.second
 
 
 def test_a_stand_in_computes_for_a_model_that_is_not_at_hand(tiny_trace):
     report = run(tiny_trace)
     assert report.difference is None
-    assert not report.has_logits
+    assert report.left_out["logits"] == "what computes here is not what was recorded"
+    assert "tokens" in report.compared
     assert (report.first["model"], report.second["model"][-5:]) == ("stand-in", ".gguf")
 
 
@@ -140,8 +145,20 @@ def test_trace_without_tokens_shows_what_positions_do(tmp_path):
     with open_stand_in(**SEVERAL) as context, context.trace(tmp_path / "t", tokens=False):
         program(context)
     report = run(tmp_path / "t")
-    assert (report.difference, report.has_logits) == (None, False)
+    assert report.difference is None
+    assert report.compared == ["outcomes", "positions", "cells"]
     assert run(tmp_path / "t", CHANGES["streams"]).difference is None
+
+
+def test_the_recorded_model_was_said_to_be_another_where_tokens_were_private(tiny, tmp_path):
+    with (
+        pykv.Model.load(tiny) as model,
+        model.context(n_threads=1, n_ctx=256, flash_attn=True) as context,
+        context.trace(tmp_path / "t", tokens=False),
+    ):
+        context.decode(pykv.Batch([1, 2, 3]))
+    report = run(tmp_path / "t", model=tiny)
+    assert report.left_out["logits"] == report.left_out["tokens"] == "the trace holds no token ids"
 
 
 def test_half_a_batch_that_was_cancelled_is_run_half(tmp_path):
@@ -256,14 +273,111 @@ def test_positions_that_are_others(path, tmp_path):
 
 def test_logits_that_are_others(path, tmp_path):
     found = altered(path, tmp_path, 3, lambda step: step["rows"][1].__setitem__(4, 99.0)).difference
-    assert (found.step, found.kind, found.where) == (3, "logits", {"row": 1})
+    assert (found.step, found.kind, found.where) == (3, "logits", {"row": 1, "seq": 1, "pos": 30})
     assert found.nmse > found.tolerance
-    assert str(found).startswith("logits, row 1: top-1 ")
+    assert str(found).startswith("logits, row 1, sequence 1, position 30: top-1 ")
 
 
 def test_one_row_of_logits_too_many(path, tmp_path):
     found = altered(path, tmp_path, 3, lambda step: step["rows"].pop()).difference
     assert (found.kind, found.first, found.second) == ("logits", "3 rows", "2 rows")
+
+
+def holed(path: Path, tmp_path: Path) -> Report:
+    """Replay a trace in which a cell in the middle was not removed when it was recorded."""
+    lines = path.read_text().splitlines()
+    kept = [i for i, line in enumerate(lines) if json.loads(line).get("do") != "seq_rm"]
+    (tmp_path / "holed").write_text("\n".join(lines[i] for i in kept) + "\n")
+    return run(tmp_path / "holed")
+
+
+@pytest.fixture(scope="module")
+def cut_path(tmp_path_factory) -> Path:
+    """15 tokens, one of them in the middle is removed, and one more."""
+    path = tmp_path_factory.mktemp("replay") / "cut.jsonl"
+    with open_stand_in() as context, context.trace(path):
+        context.decode(pykv.Batch(range(15)))
+        context.memory.seq_rm(0, 7, 8)
+        context.decode(pykv.Batch([40], logits="none"))
+        context.decode(pykv.Batch([41]))
+    return path
+
+
+def test_one_cell_too_many_was_no_difference(cut_path, tmp_path):
+    """Neither the ends of the sequence nor, within what was tolerated, the logits showed it."""
+    found = holed(cut_path, tmp_path).difference
+    assert (found.step, found.kind, found.where) == (2, "cells", {"seq": 0})
+    assert (found.first, found.second) == ("16 cells", "15 cells")
+
+
+def test_as_many_cells_at_other_positions(cut_path, tmp_path):
+    report = altered(cut_path, tmp_path, 2, lambda step: step.update(args=[0, 6, 7]))
+    found = report.difference
+    assert (found.step, found.kind) == (2, "cells")
+    assert (found.first, found.second) == ("14 cells", "14 cells, at other positions")
+
+
+def test_one_visible_token_too_many_shows_in_the_logits(cut_path, tmp_path, monkeypatch):
+    """Were the cells not compared, the tolerance of a recording would still tell."""
+    monkeypatch.setattr("pykv.runtime.replay.lockstep.differ_in_held", lambda *_: None)
+    found = holed(cut_path, tmp_path).difference
+    assert (found.step, found.kind) == (3, "logits")
+    assert found.nmse > 10 * found.tolerance
+
+
+def test_other_tokens_in_the_same_places_were_no_difference(cut_path, tmp_path):
+    found = altered(cut_path, tmp_path, 3, lambda step: step.update(tokens=[39])).difference
+    assert (found.step, found.kind, found.where) == (3, "tokens", {"seq": 0})
+
+
+def test_how_close_it_was_did_not_show(path):
+    report = run(path, Changes(type_k="q4_0", type_v="q4_0"))
+    assert report.difference is None
+    distances = report.distances
+    assert distances.n_rows == sum(len(step.rows) for step in read_trace(path).steps if hasattr(step, "rows")) == 39
+    for kind, names in (("K", ["step", "layer", "seq", "pos"]), ("logits", ["step", "row", "seq", "pos"])):
+        one = distances.farthest[kind]
+        assert 0 < one.nmse <= one.tolerance
+        assert list(one.where) == names
+    assert run(path).distances.farthest["logits"].nmse == 0
+
+
+def test_another_likeliest_token_within_tolerance_did_not_show(path, tmp_path):
+    report = altered(path, tmp_path, 3, lambda step: step["rows"][1].__setitem__(0, 99))
+    assert (report.difference, report.distances.n_rows, report.distances.n_top_differ) == (None, 39, 1)
+
+
+def test_a_smaller_context_made_smaller_batches(path):
+    """It is rounded up before it limits the batch, and the report says so."""
+    with_batch = run(path, Changes(n_ctx=300))
+    assert with_batch.difference is None
+    assert (with_batch.second["n_ctx"], with_batch.second["n_batch"]) == (512, 512)
+    assert with_batch.notes == [
+        "n_ctx: 300 is rounded up to 512",
+        "n_ctx: both sides have 512, so that this changes nothing",
+    ]
+    assert run(path, Changes(n_ctx=10, kv_unified=False)).second["n_ctx"] == 3 * 256
+
+
+@pytest.mark.parametrize("changes", [Changes(type_k="f16"), Changes(device="cpu"), Changes(flash_attn=True)])
+def test_a_change_that_changes_nothing_was_passed_over(path, changes):
+    (note,) = run(path, changes).notes
+    assert note.endswith("so that this changes nothing")
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_seq_keep_removed_others_in_streams_than_in_one_pool(tmp_path, unified):
+    with open_stand_in(n_seq_max=3, n_ctx=768, kv_unified=unified) as context, context.trace(tmp_path / "t"):
+        context.decode(pykv.Batch(range(30), seq_id=[0, 1, 2] * 10))
+        context.memory.seq_keep(1)
+        left = (0, 1, 2) if not unified else (1,)
+        assert [seq for seq in range(3) if context.memory.pos_max(seq) >= 0] == list(left)
+        context.decode(pykv.Batch(range(6), seq_id=[0, 1, 2] * 2))
+        with pytest.raises(PykvError):
+            context.memory.seq_keep(3)
+    assert run(tmp_path / "t").difference is None
+    report = run(tmp_path / "t", Changes(kv_unified=not unified))
+    assert (report.difference, report.n_done) == (None, 4)
 
 
 def test_moves_of_shared_cells_take_siblings_along_in_the_reference(path):
@@ -346,7 +460,7 @@ def test_a_long_sequence_is_compared_now_and_then_and_still_names_the_step(tmp_p
         for token in range(30):
             context.decode(pykv.Batch([token], logits="none"))
     reads = []
-    monkeypatch.setattr(lockstep, "differ_in_rows", lambda *args: (reads.append(args[2]), differ_in_rows(*args))[1])
+    monkeypatch.setattr(stored_rows, "differ_in_rows", lambda *args: (reads.append(args[2]), differ_in_rows(*args))[1])
     assert run(tmp_path / "t", Changes(n_ctx=768)).difference is None
     assert len([seqs for seqs in reads if seqs]) == 1 + 1 + 3  # the prompts, 10 and 10 tokens, and the rest
     rows = kv_graph.row_indices
@@ -363,29 +477,19 @@ def test_a_long_sequence_is_compared_now_and_then_and_still_names_the_step(tmp_p
 # what cannot be run
 
 
-def test_memory_that_was_in_use_is_not_known(tmp_path):
+def test_a_trace_without_steps_differed_nowhere(tmp_path):
     with open_stand_in() as context:
-        context.decode(pykv.Batch([1, 2, 3]))
-        with context.trace(tmp_path / "t"):
-            context.decode(pykv.Batch([4]))
-    with pytest.raises(TraceError, match=r"held sequence 0 at 0\.\.2.*start it before the first decode"):
+        context.trace(tmp_path / "t")
+    with pytest.raises(TraceError, match="the trace holds no step"):
         run(tmp_path / "t")
 
 
-def test_memory_that_was_cleared_first_is_known(tmp_path):
-    with open_stand_in() as context:
-        context.decode(pykv.Batch([1, 2, 3]))
-        with context.trace(tmp_path / "t"):
-            context.memory.clear()
-            context.decode(pykv.Batch([4]))
-    assert run(tmp_path / "t").difference is None
-
-
-def test_trace_without_steps(tmp_path):
-    with open_stand_in() as context:
-        context.trace(tmp_path / "t")
-    report = run(tmp_path / "t", Changes(n_ctx=512))
-    assert (report.n_steps, report.difference) == (0, None)
+def test_quantised_v_of_a_trace_without_flash_attention_did_not_say_what_to_do(tmp_path):
+    with open_stand_in(flash_attn=False) as context, context.trace(tmp_path / "t"):
+        context.decode(pykv.Batch([1]))
+    with pytest.raises(ParamError, match=r"type_v='q8_0' needs flash attention.*give --flash too"):
+        run(tmp_path / "t", Changes(type_v="q8_0"))
+    assert run(tmp_path / "t", Changes(type_v="q8_0", flash_attn=True)).difference is None
 
 
 @pytest.mark.parametrize(
@@ -395,7 +499,7 @@ def test_trace_without_steps(tmp_path):
         (Changes(type_k="q7"), {}, "type_k='q7'"),
         (Changes(type_v="q8_0", flash_attn=False), {}, "type_v='q8_0' needs flash attention"),
         (Changes(n_ctx=-1), {}, "n_ctx=-1"),
-        (Changes(model="x.gguf"), {}, "give model too"),
+        (Changes(model="x.gguf"), {}, "give --model too"),
         (None, {"tolerance": -1.0}, "tolerance=-1.0"),
         (None, {"tolerance": "much"}, "tolerance='much'"),
     ],

@@ -15,7 +15,7 @@ from pykv.runtime.replay.distance import Distances, row_nmse
 from pykv.runtime.replay.side import LiveRun, Side
 from pykv.runtime.trace.fingerprint import N_SAMPLES, Fingerprint
 from pykv.runtime.trace.outcome import Outcome
-from pykv.runtime.trace.step import Step
+from pykv.runtime.trace.step import DecodeStep, Step
 from pykv.typing import F32Array, I32Array
 
 
@@ -131,8 +131,8 @@ def _differ_at(place: _Place, mine: _Rows, theirs: _Rows, distances: Distances, 
     return None if i is None else Found(kind, where(i), _row(one[i]), _row(other[i]), float(off[i]), most)
 
 
-def differ_in_logits(first: LiveRun, second: Side, distances: Distances) -> Found | None:
-    """Compare the logits, row by row; with a recording, what it keeps of them."""
+def differ_in_logits(first: LiveRun, second: Side, step: DecodeStep, distances: Distances) -> Found | None:
+    """Compare the logits of a step, row by row; with a recording, what it keeps of them."""
     if isinstance(second, LiveRun):
         (tops, one), (other_tops, other) = _logits(first), _logits(second)
     else:
@@ -142,10 +142,10 @@ def differ_in_logits(first: LiveRun, second: Side, distances: Distances) -> Foun
     distances.n_rows += len(tops)
     distances.n_top_differ += int(np.count_nonzero(tops != other_tops))
     off, most = row_nmse(one, other), distances.tolerance.spread
-    i = distances.first_beyond("logits", off, most, lambda i: {"row": i})
+    i = distances.first_beyond("logits", off, most, step.place_of_row)
     if i is None:
         return None
-    return Found("logits", {"row": i}, f"top-1 {tops[i]}", f"top-1 {other_tops[i]}", float(off[i]), most)
+    return Found("logits", step.place_of_row(i), f"top-1 {tops[i]}", f"top-1 {other_tops[i]}", float(off[i]), most)
 
 
 def _logits(side: LiveRun) -> tuple[Any, F32Array]:

@@ -22,7 +22,7 @@ class Farthest:
     Attributes
     ----------
     nmse, tolerance : their distance, and the most that counts as equal there.
-    where : "step", and "layer", "seq" and "pos", or "row".
+    where : "step", "seq", "pos", and "layer" or "row".
     """
 
     nmse: float

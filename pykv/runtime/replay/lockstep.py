@@ -61,5 +61,5 @@ class Lockstep:
         rows = None if self._stored is None else self._stored.after_decode(number, step, touched)
         if rows is not None or "logits" in self._left_out:
             return rows
-        found = differ_in_logits(self._first, self._second, self._distances)
+        found = differ_in_logits(self._first, self._second, step, self._distances)
         return None if found is None else found.at(number, step)

@@ -73,7 +73,8 @@ def replay(
     ----------
     changes : what the second side does otherwise; None = compare with what was recorded.
     model : a GGUF file that both sides run; None = a stand-in with the same memory, whose logits mean nothing.
-    tolerance : NMSE up to which a row of K, V or logits counts as equal; None = what the element types explain.
+    tolerance : NMSE up to which a row of K, V or logits counts as equal; None = what the element types explain, or
+        against a recording what another machine does.
     n_threads : CPU threads of each side; None = all cores.
     on_step : called after each step with how many are done.
 
@@ -91,12 +92,11 @@ def replay(
         if changes:
             second = stack.enter_context(closing(open_run(header, changes, model, n_threads)))
         distances = Distances(limit or _tolerance(header, first, second, model is not None))
-        is_live = isinstance(second, LiveRun)
         report = Report(
             n_steps=len(trace.steps),
             first=described(first, model),
             second=described(second, changes.model or model) if isinstance(second, LiveRun) else recorded(header),
-            is_recording=not is_live,
+            is_recording=isinstance(second, Recording),
             left_out=left_out(header, first, second),
             notes=[],
             distances=distances,
@@ -138,9 +138,8 @@ def _limit(tolerance: float | None) -> Tolerance | None:
 
 
 def _tolerance(header: TraceHeader, first: LiveRun, second: Side, is_model: bool) -> Tolerance:
-    if isinstance(second, Recording) and set(header.devices) == {
-        one.name for one in first.context.model.placement.layers
-    }:
+    here = {device.name for device in first.context.model.placement.layers}
+    if isinstance(second, Recording) and here == set(header.devices):
         return Tolerance.of_recording(is_model=is_model)
     params = [side.context.params for side in (first, second) if isinstance(side, LiveRun)]
     return Tolerance.of(*(dtype for one in params for dtype in (one.type_k, one.type_v)), is_model=is_model)

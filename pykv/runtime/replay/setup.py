@@ -132,7 +132,7 @@ def effects(changes: Changes, first: Settings, second: Settings) -> list[str]:
     notes = []
     for name in (f.name for f in fields(changes) if getattr(changes, f.name) is not None):
         shown = "attention" if name == "flash_attn" else name
-        if name == "n_ctx" and changes.n_ctx != second[name]:
+        if name == "n_ctx" and changes.n_ctx not in (0, second[name]):
             notes.append(f"n_ctx: {changes.n_ctx} is rounded up to {second[name]}")
         if name != "model" and first[shown] == second[shown]:
             notes.append(f"{name}: both sides have {first[shown]}, so that this changes nothing")

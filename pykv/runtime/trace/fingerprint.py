@@ -61,5 +61,5 @@ def sampled(n_vocab: int) -> I64Array:
 
 
 def _rounded(value: float) -> float | None:
-    """Return as many digits as float32 holds."""
-    return float(f"{value:.8g}") if math.isfinite(value) else None
+    """Return as many digits as tell all float32 apart."""
+    return float(f"{value:.9g}") if math.isfinite(value) else None

@@ -163,16 +163,11 @@ def _path(record: Mapping[str, Any], name: str) -> AttentionPath:
 
 
 def _model(record: Mapping[str, Any]) -> ModelNote:
-    memory = taken(record, "memory", dict)
-    for name, kind in (("layers", list), ("window", dict), ("rope_factors", list)):
-        taken(memory, name, kind)
-    for layer in memory["layers"]:
-        of_kind("layers", layer, dict)
     heads = ints("n_head_by_layer", taken(record, "n_head_by_layer", list))
     return ModelNote(
         architecture=taken(record, "architecture", str),
         name=taken(record, "name", str),
         file=taken(record, "file", str),
         n_vocab=taken(record, "n_vocab", int),
-        shape=StandInShape(heads, taken(record, "n_ctx_train", int), memory),
+        shape=StandInShape(heads, taken(record, "n_ctx_train", int), taken(record, "memory", dict)),
     )

@@ -63,15 +63,20 @@ def seen_cells(memory: KVCache, seq: int) -> tuple[I32Array, I32Array]:
 def _held(memory: KVCache, seq: int, has_tokens: bool) -> Held:
     pos, token = seen_cells(memory, seq)
     # a stand-in, whose vocabulary is smaller, comes to the same
-    return Held(len(pos), _hash(pos), _hash(pos, token % N_TOKENS) if has_tokens else None)
+    return Held(len(pos), *_hashes(pos, token % N_TOKENS) if has_tokens else _hashes(pos))
 
 
-def _hash(*columns: I32Array) -> int:
-    """Return 32 bits that depend on which rows there are, but on no order: a sum of what splitmix64 makes of each."""
-    mixed = np.zeros(len(columns[0]), np.uint64)
+def _hashes(*columns: I32Array) -> list[int]:
+    """Return 32 bits for the first column and for each with those before it: the same for the same rows in any order.
+
+    Each row is mixed well, much as splitmix64 does it, so that the sum tells sets of rows apart.
+    """
+    mixed, sums = np.zeros(len(columns[0]), np.uint64), []
     for column in columns:
-        mixed += column.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed ^= mixed >> np.uint64(31)
-    return int(mixed.sum()) >> 32
+        mixed += column.astype(np.uint64)
+        mixed += np.uint64(0x9E3779B97F4A7C15)
+        for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+            mixed *= np.uint64(factor)
+            mixed ^= mixed >> np.uint64(32)
+        sums.append(int(mixed.sum()) >> 32)
+    return sums

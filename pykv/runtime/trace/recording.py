@@ -55,8 +55,9 @@ class Trace:
         self._context, self._memory = context, context.memory
         with self._memory.guard:
             self._require_empty()
+            header = TraceHeader.of(context, self._has_tokens).record()
             self._file = self._opened()
-            self._write(TraceHeader.of(context, self._has_tokens).record())
+            self._write(header)
             self._memory.listeners.append(self._hear_verb)
             context.traces.append(self)
 

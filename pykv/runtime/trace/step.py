@@ -132,6 +132,12 @@ class DecodeStep:
         """The sequences of its tokens."""
         return {seq for ids in self.seqs_by_token for seq in ids}
 
+    def place_of_row(self, i: int) -> dict[str, int]:
+        """Return which token the row of logits `i` belongs to, by sequence and position where that is known."""
+        token = self.out[i]
+        place = {"row": i, "seq": self.seqs_by_token[token][0]}
+        return place if self.pos is None else place | {"pos": self.pos[token]}
+
     def private(self) -> DecodeStep:
         """Return it without anything that tells which tokens there were."""
         outcome = replace(self.outcome, message="the vocabulary lacks a token") if self.outside else self.outcome
