@@ -5,7 +5,7 @@
 Each side is a process with its own model and cache; rounds go through the sides in turn and only one runs
 at a time. llama.cpp takes part twice, with flash attention as it chooses (on, for the CPU) and without.
 Prints one line of JSON: medians in ms, and the ratio of pykv to each peer (below 1 = pykv is faster), which
-is the median over rounds of the ratio of two neighbouring measurements.
+is the median over rounds of the ratio of two neighbouring measurements. Each side tells its attention path and why.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="turns of every side at each depth (default 7)")
     parser.add_argument("--steps", type=int, default=6, help="single tokens a turn (default 6)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--pykv-flash", nargs="*", default=["auto"], choices=["auto", "on", "off"])
+    paths = ["auto", "fused", "flash", "matmul"]
+    parser.add_argument("--attention", nargs="*", default=["auto"], choices=paths, help="pykv's paths (default auto)")
     return parser.parse_args()
 
 
@@ -59,14 +60,14 @@ def start(stack: ExitStack, args: argparse.Namespace) -> list[Peer]:
     """Start every side, load the model and create the contexts, one after the other."""
     sides = [("llama.cpp auto", "auto"), ("llama.cpp off", "off")]
     peers = []
-    for flash in args.pykv_flash:
+    for path in args.attention:
         peer = pykv_peer()
-        peer.name = "pykv" if flash == "auto" else f"pykv {flash}"
-        peers.append((stack.enter_context(peer), flash))
-    peers += [(stack.enter_context(llama_peer(name)), flash) for name, flash in sides]
-    for peer, flash in peers:
+        peer.name = "pykv" if path == "auto" else f"pykv {path}"
+        peers.append((stack.enter_context(peer), {"attention": path}))
+    peers += [(stack.enter_context(llama_peer(name)), {"flash": flash}) for name, flash in sides]
+    for peer, how in peers:
         peer.ask("load", path=model_path(args.model))
-        peer.ask("context", n_ctx=args.n_ctx, n_threads=args.threads, flash=flash)
+        peer.ask("context", n_ctx=args.n_ctx, n_threads=args.threads, **how)
     return [peer for peer, _ in peers]
 
 

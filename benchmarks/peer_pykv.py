@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,10 @@ class PykvSide:
         self._ctx: Any = None
         self._depth = 0
 
-    def about(self) -> dict[str, str]:
-        return {"version": pykv.__version__, "kernels": "ggml of the installed libggml-python"}
+    def about(self) -> dict[str, Any]:
+        """Tell what runs; with a context also how that attends."""
+        told: dict[str, Any] = {"version": pykv.__version__, "kernels": "ggml of the installed libggml-python"}
+        return told if self._ctx is None else told | {"attention": asdict(self._ctx.attention_path)}
 
     def load(self, path: str, tokenizer: bool = False) -> float:
         """Load the model, replacing the one before; with `tokenizer`, up to the first encoded text."""
@@ -40,7 +43,9 @@ class PykvSide:
                 thing.close()
         self._ctx = self._model = None
 
-    def context(self, n_ctx: int, n_threads: int, flash: str = "auto", n_ubatch: int = 512) -> None:
+    def context(
+        self, n_ctx: int, n_threads: int, flash: str = "auto", n_ubatch: int = 512, attention: str = "auto"
+    ) -> None:
         if self._ctx is not None:
             self._ctx.close()
         self._ctx = self._model.context(
@@ -48,6 +53,7 @@ class PykvSide:
             n_seq_max=4,
             kv_unified=True,
             flash_attn=FLASH[flash],
+            attention=attention,
             n_threads=n_threads,
             n_ubatch=n_ubatch,
         )

@@ -23,7 +23,8 @@ def prototypes(text: str) -> str:
 
 
 def preamble() -> str:
-    headers = ["ggml.h", "ggml-alloc.h", "ggml-backend.h", "ggml-cpu.h", "gguf.h", "shim.h"]
+    headers = ["ggml.h", "ggml-alloc.h", "ggml-backend.h", "ggml-cpu.h", "gguf.h"]
+    headers += ["shim.h", "fused_attention.h", "fused_attention_op.h"]
     includes = "\n".join(f"#include <{name}>" for name in headers)
     return includes + "\n" + "\n".join(prototypes(path.read_text()) for path in CDEFS)
 

@@ -129,6 +129,17 @@ static bool fits(const struct ggml_tensor * tensor, ggml_backend_dev_t * devices
     return false;
 }
 
+// a custom operation is a function of this process that reads through pointers; not every backend says that it has none
+static bool custom_fits(const struct ggml_tensor * node, ggml_backend_dev_t * devices, int n_devices) {
+    for (int i = 0; i < n_devices; ++i) {
+        if (ggml_backend_dev_type(devices[i]) != GGML_BACKEND_DEVICE_TYPE_CPU) continue;
+        bool all = true;
+        for (int j = 0; j < GGML_MAX_SRC; ++j) all = all && (!node->src[j] || fits(node->src[j], devices + i, 1));
+        if (all) return true;
+    }
+    return false;
+}
+
 struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices, int n_devices) {
     const int n_nodes = ggml_graph_n_nodes(graph);
     for (int i = 0; i < n_nodes; ++i) {
@@ -136,9 +147,18 @@ struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_
         for (int j = 0; j < GGML_MAX_SRC; ++j) {
             if (node->src[j] && !fits(node->src[j], devices, n_devices)) return node->src[j];
         }
-        if (!fits(node, devices, n_devices)) return node;
+        const bool is_custom = node->op == GGML_OP_CUSTOM;
+        if (is_custom ? !custom_fits(node, devices, n_devices) : !fits(node, devices, n_devices)) return node;
     }
     return NULL;
+}
+
+void pykv_sched_pin_custom(ggml_backend_sched_t sched, struct ggml_cgraph * graph, ggml_backend_t cpu) {
+    const int n_nodes = ggml_graph_n_nodes(graph);
+    for (int i = 0; i < n_nodes; ++i) {
+        struct ggml_tensor * node = ggml_graph_node(graph, i);
+        if (node->op == GGML_OP_CUSTOM) ggml_backend_sched_set_tensor_backend(sched, node, cpu);
+    }
 }
 
 // ---- Ctrl-C ------------------------------------------------------------------------------------------------------

@@ -30,6 +30,9 @@ ggml_backend_reg_t pykv_rpc_add_server(const char * endpoint);
 // return the first node, or operand of one, that none of the devices can run where its data lies; NULL if all fit
 struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices, int n_devices);
 
+// make custom operations run on the CPU: ggml might give them to a backend that does not say that it has none
+void pykv_sched_pin_custom(ggml_backend_sched_t sched, struct ggml_cgraph * graph, ggml_backend_t cpu);
+
 // hold back Ctrl-C while a batch is computed: it sets *flag instead; false where it is ignored or cannot be held.
 // restore returns whether it came in between
 bool pykv_interrupt_defer(int32_t * flag);

@@ -15,6 +15,7 @@ bool pykv_rpc_is_built(void);
 ggml_backend_reg_t pykv_rpc_add_server(const char * endpoint);
 
 struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices, int n_devices);
+void pykv_sched_pin_custom(ggml_backend_sched_t sched, struct ggml_cgraph * graph, ggml_backend_t cpu);
 
 bool pykv_interrupt_defer(int32_t * flag);
 bool pykv_interrupt_restore(void);

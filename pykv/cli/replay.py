@@ -48,7 +48,10 @@ def command(
             help="Cells of its own for each sequence, or one pool; seq_keep removes the same sequences in both.",
         ),
     ] = None,
-    flash: Annotated[bool | None, _changed("--flash/--no-flash", help="Fused attention, or plain.")] = None,
+    flash: Annotated[bool | None, _changed("--flash/--no-flash", help="Flash attention, or plain.")] = None,
+    attention: Annotated[
+        options.Attention | None, _changed("--attention", metavar="PATH", help="auto, fused, flash or matmul.")
+    ] = None,
     reference_moves: Annotated[
         bool | None, _changed("--reference-moves/--own-moves", help="Move positions as llama.cpp does, or not.")
     ] = None,
@@ -78,6 +81,7 @@ def command(
         type_v=type_v,
         kv_unified=None if streams is None else not streams,
         flash_attn=flash,
+        attention=None if attention is None else attention.value,
         reference_moves=reference_moves,
     )
     read = read_trace(trace)

@@ -24,7 +24,7 @@ EXAMPLE = 'pykv run -m smollm2-135m -p "Why is the sky blue?" -n 64'
 DEFAULT_N_CTX = 4096
 
 
-class Attention(StrEnum):
+class Flash(StrEnum):
     """Spellings of the context parameter `flash_attn`."""
 
     AUTO = "auto"
@@ -32,7 +32,7 @@ class Attention(StrEnum):
     OFF = "off"
 
 
-FLASH_ATTN: dict[Attention, FlashAttn] = {Attention.AUTO: "auto", Attention.ON: True, Attention.OFF: False}
+FLASH_ATTN: dict[Flash, FlashAttn] = {Flash.AUTO: "auto", Flash.ON: True, Flash.OFF: False}
 
 
 @dataclass
@@ -84,8 +84,11 @@ def command(
     type_k: Annotated[str, _memory("--type-k", help="How keys are stored: f32, f16, q8_0, q4_0 ...")] = "f16",
     type_v: Annotated[str, _memory("--type-v", help="How values are stored.")] = "f16",
     flash_attn: Annotated[
-        Attention, _memory("--flash-attn", metavar="auto|on|off", help="Fused attention, or plain; auto measures.")
-    ] = Attention.AUTO,
+        Flash, _memory("--flash-attn", metavar="auto|on|off", help="Flash attention, or plain; auto as --attention.")
+    ] = Flash.AUTO,
+    attention: Annotated[
+        options.Attention, _memory("--attention", metavar="PATH", help="auto, fused, flash or matmul; auto measures.")
+    ] = options.Attention.AUTO,
     device: Annotated[list[str] | None, _memory("--device", "-d", help="One that devices lists; repeatable.")] = None,
     n_gpu_layers: Annotated[int, _memory("--gpu-layers", min=-1, help="Layers on devices; -1 = all.")] = -1,
     threads: options.Threads = None,
@@ -111,6 +114,7 @@ def command(
             type_k=type_k,
             type_v=type_v,
             flash_attn=FLASH_ATTN[flash_attn],
+            attention=attention.value,
             n_threads=threads,
         ) as context:
             outcome = _run(loaded, context, tokens, n, params, stream=not json)

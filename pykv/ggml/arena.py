@@ -68,6 +68,7 @@ class Arena(Owner):
         self._buffers: list[weakref.ref[Buffer]] = []
         self._borrowed: dict[Tensor, None] = {}
         self._indices: dict[RowIndex, None] = {}
+        self._kept: list[Any] = []
 
     # tensors
 
@@ -95,18 +96,19 @@ class Arena(Owner):
         operands: Sequence[Tensor | None],
         *numbers: float,
         view_of: Tensor | None = None,
+        n_nodes: int = 1,
     ) -> Tensor:
         """Return the tensor that a C function of ggml makes of operands, then numbers. The operands were checked.
 
-        `view_of` is the operand whose memory the result shares.
+        `view_of` is the operand whose memory the result shares, `n_nodes` how many tensors the function makes.
         """
         pointers = [ffi.NULL if operand is None else operand.ptr for operand in operands]
-        self._check_room()
+        self._check_room(n_nodes)
         for operand in operands:
             if operand is not None and operand.arena is not self:
                 self.borrow(operand)
         raw = function(self.ptr, *pointers, *numbers)
-        self.n_used += 1
+        self.n_used += n_nodes
         return Tensor(raw, self, view_of, is_node=True)
 
     def reset(self) -> None:
@@ -115,8 +117,12 @@ class Arena(Owner):
         self.epoch += 1
         self._clear()
 
-    def _check_room(self) -> None:
-        if self.n_used >= self.n_tensors:
+    def keep(self, data: Any) -> None:
+        """Keep C data that nodes here point to, until `reset`."""
+        self._kept.append(data)
+
+    def _check_room(self, n: int = 1) -> None:
+        if self.n_used + n > self.n_tensors:
             raise TensorError(f"the arena is full: its budget is {self.n_tensors} tensors")
 
     # what the tensors stand on

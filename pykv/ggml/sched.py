@@ -92,6 +92,8 @@ class Sched(Owner):
         pins, self._pins = self._pins, []
         for tensor, backend in pins:
             lib.ggml_backend_sched_set_tensor_backend(self.ptr, tensor.ptr, backend.ptr)
+        if len(self.backends) > 1:
+            lib.pykv_sched_pin_custom(self.ptr, graph.ptr, self.backends[-1].ptr)
         return (arena, *reads)
 
     def reset(self) -> None:

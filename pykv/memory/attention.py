@@ -1,7 +1,8 @@
 """Attention over stored K and V: the one place where its graph is built.
 
-Two paths compute the same. `flash` is ggml's fused operation. `grouped` multiplies matrices, with the query
-heads of one KV head laid side by side as rows, so that each K and V row is read once for all of them.
+Three paths compute the same. `fused` is pykv's kernel for a few query rows, on the CPU. `flash` is ggml's operation.
+`matmul` multiplies matrices, with the query heads of one KV head laid side by side as rows, so that each K and V row is
+read once for all of them.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from pykv.ggml import Arena, DType, Tensor, ops
 class AttentionPath(Enum):
     """How attention is computed."""
 
+    FUSED = "fused"
     FLASH = "flash"
-    GROUPED = "grouped"
+    GROUPED = "matmul"
 
     @property
     def mask_dtype(self) -> DType:
-        return DType.F16 if self is AttentionPath.FLASH else DType.F32
+        return DType.F32 if self is AttentionPath.GROUPED else DType.F16
 
 
 MANY_TOKENS = 64
@@ -32,27 +34,42 @@ MANY_TOKENS = 64
 class AttentionPlan:
     """Which path serves which ubatch, and how V is laid out for it.
 
-    Generation takes `FLASH` over V in rows and `GROUPED` over transposed V, since that is what each reads best.
+    Generation takes `few` over V in rows and `GROUPED` over transposed V, since that is what each reads best.
 
     Attributes
     ----------
-    many : path of ubatches of `MANY_TOKENS` tokens a stream or more: prompts.
+    many : path of ubatches of `MANY_TOKENS` tokens a stream or more: prompts; `FLASH` or `GROUPED`.
     transpose_from : used cells from which V is stored transposed; 0 = always, None = never.
+    few : path of up to `FUSED_MAX_ROWS` tokens a stream over V in rows, `FUSED` or `FLASH`. What lies between few and
+        many takes `FLASH`.
+
+    Raises
+    ------
+    ParamError : a path that does not serve such ubatches.
     """
 
     many: AttentionPath
     transpose_from: int | None
+    few: AttentionPath = AttentionPath.FLASH
+
+    def __post_init__(self) -> None:
+        if self.many is AttentionPath.FUSED or self.few is AttentionPath.GROUPED:
+            raise ParamError(f"few={self.few.value} must be fused or flash, many={self.many.value} flash or matmul")
 
     @classmethod
-    def of(cls, path: AttentionPath) -> AttentionPlan:
-        """Return the plan that takes one path for everything."""
+    def of(cls, path: AttentionPath, many: AttentionPath = AttentionPath.FLASH) -> AttentionPlan:
+        """Return the plan that takes one path wherever that serves; `many` is for prompts beside the fused one."""
+        if path is AttentionPath.FUSED:
+            return cls(many, None, path)
         return cls(path, 0 if path is AttentionPath.GROUPED else None)
 
     def path(self, n_tokens: int, v_trans: bool) -> AttentionPath:
         """Return the path for a ubatch with that many tokens in each stream, over V as it is stored."""
         if n_tokens >= MANY_TOKENS:
             return self.many
-        return AttentionPath.GROUPED if v_trans else AttentionPath.FLASH
+        if v_trans:
+            return AttentionPath.GROUPED
+        return self.few if n_tokens <= ops.FUSED_MAX_ROWS else AttentionPath.FLASH
 
     def wants_transposed(self, n_used: int, v_trans: bool) -> bool:
         """Return how V shall lie with `n_used` cells in use, given how it lies.
@@ -98,8 +115,21 @@ def attend(arena: Arena, path: AttentionPath, q: Tensor, kv: KVView, mask: Tenso
     """
     n_stream = kv.k.ne[3]
     q = ops.reshape(arena, q, q.ne[0], q.ne[1], q.ne[2] // n_stream, n_stream)
-    core = _flash if path is AttentionPath.FLASH else _grouped
-    return core(arena, q, kv, mask, params)
+    return _CORES[path](arena, q, kv, mask, params)
+
+
+def _fused(arena: Arena, q: Tensor, kv: KVView, mask: Tensor, params: AttentionParams) -> Tensor:
+    out = ops.fused_attn(
+        arena,
+        q,
+        kv.k,
+        ops.cont(arena, ops.permute(arena, kv.v, 2, 1, 0, 3)) if kv.v_trans else kv.v,
+        mask,
+        scale=params.scale,
+        max_bias=params.alibi_max_bias,
+        logit_softcap=params.logit_softcap,
+    )
+    return ops.reshape(arena, out, out.ne[0], out.ne[1], out.ne[2] * out.ne[3])
 
 
 def _flash(arena: Arena, q: Tensor, kv: KVView, mask: Tensor, params: AttentionParams) -> Tensor:
@@ -161,3 +191,6 @@ def _plain(arena: Arena, x: Tensor) -> Tensor:
 
 def _head_v(kv: KVView) -> int:
     return kv.v.ne[2] if kv.v_trans else kv.v.ne[0]
+
+
+_CORES = {AttentionPath.FUSED: _fused, AttentionPath.FLASH: _flash, AttentionPath.GROUPED: _grouped}

@@ -1,4 +1,4 @@
-"""Which attention path is faster on a device, found by running both once. Cached in the process.
+"""Which attention path is fastest on a device, found by running each. Cached in the process.
 
 No table of models or machines: kernels change with every version of ggml.
 """
@@ -6,6 +6,8 @@ No table of models or machines: kernels change with every version of ggml.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,15 +15,22 @@ from pykv.errors import PykvError
 from pykv.ggml import Arena, Backend, Buffer, Device, DType, Graph, GraphInput, Sched, cpu_device, ops
 from pykv.log import logger
 from pykv.memory.attention import MANY_TOKENS, AttentionParams, AttentionPath, AttentionPlan, KVView, attend
+from pykv.memory.attention_choice import AttentionChoice
 
 _LOG = logger(__name__)
 
-DEPTHS = (1024, 4096)
-"""Cells at which one token is timed. Below, either path takes little and what the graph around them costs decides."""
+DEPTHS = (1024, 4096, 16384)
+"""Cells at which one token is timed. Below, each path takes little and what the graph around them costs decides."""
 MANY_CELLS = 512
 """Cells at which a prompt is timed, at most: prompts mostly start at the front."""
 N_ROUNDS = 4
+HOPELESS = 3
+"""A path that takes so many times the fastest one's time is not tried deeper."""
+WORTH_IT = 0.9
+"""Share of another path's time that one must stay below to be preferred at some cost: to turn V, or for noise."""
 NEVER = float("inf")
+
+_Times = dict[AttentionPath, float]
 
 
 @dataclass(frozen=True)
@@ -38,48 +47,98 @@ class ProbeShape:
 
 
 @cache
-def faster_plan(device: Device, n_threads: int, shape: ProbeShape) -> AttentionPlan:
-    """Return the plan that answers soonest. Takes a few tens of milliseconds the first time.
+def measured_choice(device: Device, n_threads: int, shape: ProbeShape, may_fuse: bool) -> AttentionChoice:
+    """Return the plan that answers soonest. Takes about a tenth of a second the first time.
 
-    Transposed V is worth its while from the depth on at which a token comes sooner with it.
+    Transposed V is worth its while from the depth on at which a token comes sooner with it. `may_fuse` tells whether
+    the fused path is tried.
     """
     started = time.perf_counter()
-    devices = (device,) if device.kind == "cpu" else (device, cpu_device())
-    backends = [Backend(each, n_threads) for each in devices]
-    try:
-        bench = _Bench(device, backends, shape)
-        many = {path: bench.seconds(path, False, MANY_TOKENS, MANY_CELLS) for path in AttentionPath}
-        plan = AttentionPlan(min(many, key=lambda path: many[path]), _transpose_from(bench, shape.n_cells))
-    finally:
-        for backend in backends:
-            backend.close()
+    paths = [path for path in AttentionPath if may_fuse or path is not AttentionPath.FUSED]
+    with _opened(device, n_threads, shape) as bench:
+        single = _single(bench, shape.n_cells, paths)
+        many = _many(bench)
+    rows = _rows(single)
+    plan = AttentionPlan(_least(many), _transpose_from(single, rows, shape.n_cells), rows)
+    deepest = max(single)
+    reason = f"measured at {min(deepest, shape.n_cells)} cells: {_listed(single[deepest])}; {_listed_many(many, shape)}"
     _LOG.info(
-        "attention on %s: %d tokens %s; V transposed from %s cells on (measured in %.0f ms)",
+        "attention on %s: %s; V transposed from %s cells on (took %.0f ms)",
         device.name,
-        MANY_TOKENS,
-        _listed(many),
+        reason,
         plan.transpose_from,
         1e3 * (time.perf_counter() - started),
     )
-    return plan
+    return AttentionChoice(plan, reason)
 
 
-def _transpose_from(bench: _Bench, n_cells: int) -> int | None:
-    """Return the least depth at which one token is faster over transposed V, 0 if the other path does not run."""
+@cache
+def measured_many(device: Device, n_threads: int, shape: ProbeShape) -> tuple[AttentionPath, str]:
+    """Return the faster path of prompts over V in rows, and the times that speak for it."""
+    with _opened(device, n_threads, shape) as bench:
+        many = _many(bench)
+    return _least(many), f"measured for {_listed_many(many, shape)}"
+
+
+@contextmanager
+def _opened(device: Device, n_threads: int, shape: ProbeShape) -> Iterator[_Bench]:
+    devices = (device,) if device.kind == "cpu" else (device, cpu_device())
+    backends = [Backend(each, n_threads) for each in devices]
+    try:
+        yield _Bench(device, backends, shape)
+    finally:
+        for backend in backends:
+            backend.close()
+
+
+def _many(bench: _Bench) -> _Times:
+    paths = (AttentionPath.FLASH, AttentionPath.GROUPED)
+    return {path: bench.seconds(path, False, MANY_TOKENS, MANY_CELLS) for path in paths}
+
+
+def _single(bench: _Bench, n_cells: int, paths: list[AttentionPath]) -> dict[int, _Times]:
+    """Return for each depth what one token took; the paths without hope drop out on the way."""
+    found: dict[int, _Times] = {}
     for depth in DEPTHS:
-        if depth > n_cells and depth > DEPTHS[0]:
-            return None
-        times = {path: bench.seconds(path, path is AttentionPath.GROUPED, 1, depth) for path in AttentionPath}
+        if depth > DEPTHS[0] and (depth > n_cells or len(paths) == 1):
+            break
+        times = {path: bench.seconds(path, path is AttentionPath.GROUPED, 1, depth) for path in paths}
         _LOG.info("one token over %d cells: %s", min(depth, n_cells), _listed(times))
-        if times[AttentionPath.FLASH] == NEVER:
-            return 0
-        if depth <= n_cells and times[AttentionPath.GROUPED] < times[AttentionPath.FLASH]:
+        paths = [path for path in paths if times[path] < HOPELESS * min(times.values())] or paths[:1]
+        found[depth] = times
+    return found
+
+
+def _rows(single: dict[int, _Times]) -> AttentionPath:
+    """Return the path over V in rows, `FUSED` unless the other one is clearly faster at the greatest depth."""
+    fused, flash = AttentionPath.FUSED, AttentionPath.FLASH
+    depth = max(d for d, times in single.items() if fused in times or flash in times)
+    times = single[depth]
+    if times.get(fused, NEVER) == NEVER:
+        return flash
+    return flash if times.get(flash, NEVER) < WORTH_IT * times[fused] else fused
+
+
+def _transpose_from(single: dict[int, _Times], rows: AttentionPath, n_cells: int) -> int | None:
+    """Return the least depth at which one token is faster over transposed V, 0 if no other path runs."""
+    if single[DEPTHS[0]][rows] == NEVER:
+        return 0
+    for depth, times in single.items():
+        if depth <= n_cells and times.get(AttentionPath.GROUPED, NEVER) < WORTH_IT * times.get(rows, NEVER):
             return depth
     return None
 
 
-def _listed(times: dict[AttentionPath, float]) -> str:
-    return ", ".join(f"{path.value} {1e3 * seconds:.2f} ms" for path, seconds in times.items())
+def _least(times: _Times) -> AttentionPath:
+    return min(times, key=lambda path: times[path])
+
+
+def _listed(times: _Times) -> str:
+    return ", ".join(f"{path.value} {1e3 * seconds:.2f} ms" for path, seconds in times.items() if seconds < NEVER)
+
+
+def _listed_many(times: _Times, shape: ProbeShape) -> str:
+    return f"{MANY_TOKENS} tokens over {min(MANY_CELLS, shape.n_cells)} cells: {_listed(times)}"
 
 
 class _Bench:

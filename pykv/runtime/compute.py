@@ -8,10 +8,10 @@ from __future__ import annotations
 from pykv.batch import UBatch
 from pykv.cells import SlotInfo
 from pykv.errors import AllocError
-from pykv.ggml import Arena, Backend, Graph, GraphInput, Sched, Tensor
+from pykv.ggml import Arena, Backend, Graph, GraphInput, Sched, Tensor, ops
 from pykv.ggml.owner import Owner
 from pykv.memory import AttentionPlan, KVCache, KVShape
-from pykv.memory.attention import MANY_TOKENS
+from pykv.memory.attention import MANY_TOKENS, AttentionPath
 from pykv.models import GraphBuilder, GraphShape
 from pykv.models.llama import Llama
 from pykv.typing import F32Array
@@ -62,16 +62,23 @@ class Compute:
         """
         n_stream = self._cache.n_stream
         n_tokens = -(-n_tokens // n_stream) * n_stream if n_stream > 1 else n_tokens
-        kv = KVShape(n_tokens, self._cache.n_cells, 0, n_stream)
-        built = self._build(GraphShape(kv, min(n_outputs, n_tokens)))
-        built.graph.check_supported(self._sched.devices)
         purpose = f"n_ubatch={n_tokens} over {self._cache.n_cells} cells"
-        self._sched.reserve(built.graph, purpose)
+        for n in self._largest(n_tokens):
+            kv = KVShape(n, self._cache.n_cells, 0, n_stream)
+            built = self._build(GraphShape(kv, min(n_outputs, n)))
+            built.graph.check_supported(self._sched.devices)
+            self._sched.reserve(built.graph, purpose)
         # a host that overcommits grants memory which it lacks, and ends the process when that is written to
         host = self._sched.backends[-1]
         if self._sched.nbytes_on(host) > host.device.memory_free:
             raise AllocError(f"{purpose}: {self._sched.nbytes_on(host)} bytes of compute buffers are more than is free")
         self._built = None
+
+    def _largest(self, n_tokens: int) -> list[int]:
+        """Return the sizes of ubatches that may need the most memory, ascending."""
+        n_few = ops.FUSED_MAX_ROWS * self._cache.n_stream
+        is_fused = self._attention.few is AttentionPath.FUSED
+        return [n_few, n_tokens] if is_fused and n_few < n_tokens else [n_tokens]
 
     def lay_out_v(self, n_tokens: int) -> None:
         """Let V lie as generation at the present depth reads it best, before `n_tokens` more are stored.

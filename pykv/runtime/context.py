@@ -15,9 +15,10 @@ from pykv.batch import Batch, BatchBuilder, BatchLimits, ValidBatch, validate
 from pykv.errors import ComputeCancelled, ConcurrentUseError, NoSlotError, ParamError, UseAfterCloseError
 from pykv.ggml import Backend, HeldInterrupt, cpu_device
 from pykv.memory import AttentionPlan, KVCache
+from pykv.memory.attention_choice import AttentionInUse
 from pykv.memory.kv_context import KVContext
 from pykv.runtime.compute import Compute
-from pykv.runtime.memory_layout import attention_plan, kv_places, kv_settings
+from pykv.runtime.memory_layout import attention_choice, kv_places, kv_settings
 from pykv.runtime.outputs import Outputs
 from pykv.runtime.params import ContextParams, resolve
 from pykv.typing import BoolArray, F32Array
@@ -38,7 +39,7 @@ class Context:
     asked : the parameters as they were asked for.
     params : the parameters with everything derived.
     memory : what is remembered, with the verbs over sequences.
-    attention : how attention is computed, as asked for or as measured.
+    attention : how attention is computed, as asked for or as measured; see `attention_path`.
     traces : those that record what happens here, see `trace`.
     """
 
@@ -51,7 +52,8 @@ class Context:
         self._logits: F32Array | None = None
         self._wanted: BoolArray = np.zeros(0, np.bool_)
         spec = model.architecture.memory_spec(self.params.rope)
-        self.attention = attention or attention_plan(model, self.params)
+        self._choice = attention_choice(model, self.params, spec, attention)
+        self.attention = self._choice.plan
         self.traces: list[Trace] = []
         self.memory = KVCache(
             spec,
@@ -130,6 +132,12 @@ class Context:
             raise ParamError(f"i={i}: the token was not an output; ask for it with `logits` of the batch")
         row: F32Array = rows[i if i < 0 else np.count_nonzero(self._wanted[:i])]
         return row
+
+    @property
+    def attention_path(self) -> AttentionInUse:
+        """Which path attention takes for single tokens and for prompts, and why."""
+        self._require_open()
+        return self._choice.in_use(self.memory.store.v_trans)
 
     @property
     def n_ctx(self) -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pykv.ggml import BufferType, cpu_device
-from pykv.memory import AttentionPath, AttentionPlan, KVCache, KVPlan, KVSettings
-from pykv.memory.attention_probe import ProbeShape, faster_plan
+from pykv.errors import ParamError
+from pykv.ggml import BufferType, Device, cpu_device
+from pykv.memory import AttentionPath, AttentionPlan, KVCache, KVPlan, KVSettings, MemorySpec
+from pykv.memory.attention_choice import AttentionChoice
+from pykv.memory.attention_probe import ProbeShape, measured_choice, measured_many
+from pykv.memory.fused_support import fused_misfit
 from pykv.runtime.params import ContextParams, ResolvedParams, resolve
 
 if TYPE_CHECKING:
@@ -20,21 +24,21 @@ def kv_plan(model: Model, params: ContextParams) -> KVPlan:
     spec = model.architecture.memory_spec(resolved.rope)
     # rows of equal width take the same bytes in both layouts: no need to measure which one it will be
     is_even = len({layer.n_embd_v for layer in spec.layers}) == 1
-    if is_even and resolved.flash_attn == "auto":
+    if is_even and resolved.attention != "matmul":
         attention = AttentionPlan.of(AttentionPath.FLASH)
     else:
-        attention = attention_plan(model, resolved)
+        attention = attention_choice(model, resolved, spec).plan
     return KVCache.plan(spec, kv_settings(resolved, attention), place=kv_places(model, resolved))
 
 
 def kv_places(model: Model, params: ResolvedParams) -> Callable[[int], BufferType]:
     """Return where each layer's K and V go: beside the layer's weights."""
+    return lambda il: kv_device(model, params, il).buffer_type
 
-    def place(il: int) -> BufferType:
-        device = model.placement.layers[il] if params.offload_kqv else cpu_device()
-        return device.buffer_type
 
-    return place
+def kv_device(model: Model, params: ResolvedParams, il: int) -> Device:
+    """Return where a layer's K and V go."""
+    return model.placement.layers[il] if params.offload_kqv else cpu_device()
 
 
 def kv_settings(params: ResolvedParams, attention: AttentionPlan) -> KVSettings:
@@ -50,20 +54,72 @@ def kv_settings(params: ResolvedParams, attention: AttentionPlan) -> KVSettings:
     )
 
 
-def attention_plan(model: Model, params: ResolvedParams) -> AttentionPlan:
-    """Return how attention is computed, as asked for or as measured."""
-    if params.flash_attn != "auto":
-        return AttentionPlan.of(AttentionPath.FLASH if params.flash_attn else AttentionPath.GROUPED)
-    # differs from llama.cpp: "auto" is decided by measuring, where there it means "wherever it can run", because the
-    # fused kernel is the slower one on many CPUs; V follows, so its layout is no property of the parameters
-    hp = model.hparams
+def attention_choice(
+    model: Model, params: ResolvedParams, spec: MemorySpec, recorded: AttentionPlan | None = None
+) -> AttentionChoice:
+    """Return how attention is computed: as recorded, as asked for, or as measured.
+
+    Raises
+    ------
+    ParamError : the fused path is asked for, but does not serve such K and V, or not where they lie.
+    """
+    refusal = fused_refusal(model, params, spec)
+    if recorded is not None:
+        return _recorded(recorded, refusal)
+    if params.attention == "fused":
+        return _fused(model, params, spec, refusal)
+    if params.attention != "auto":
+        plan = AttentionPlan.of(AttentionPath(params.attention))
+        return AttentionChoice(plan, f"{params.attention} was asked for")
+    # differs from llama.cpp: "auto" is decided by measuring, where there it means "flash wherever it can run", because
+    # that is the slower one on many CPUs; V follows, so its layout is no property of the parameters
+    choice = measured_choice(*_probe(model, params, spec), refusal is None)
+    return choice if refusal is None else replace(choice, reason=f"{choice.reason}; {refusal}")
+
+
+def fused_refusal(model: Model, params: ResolvedParams, spec: MemorySpec) -> str | None:
+    """Return why the fused path cannot be taken, None if it can."""
+    heads = model.hparams.n_head_by_layer
+    shapes = {}
+    for il, layer in enumerate(spec.layers):
+        if not layer.n_head_kv:
+            continue
+        device = kv_device(model, params, il)
+        if device.kind != "cpu":
+            return f"K and V of layer {il} lie on {device.name}, where the fused kernel does not run"
+        shapes[heads[il], layer.n_head_kv, layer.n_embd_head_k, layer.n_embd_head_v] = layer
+    for (n_head, *_), layer in shapes.items():
+        misfit = fused_misfit(n_head, layer, params.type_k, params.type_v)
+        if misfit is not None:
+            return f"the fused kernel does not cover {misfit}"
+    return None
+
+
+def _recorded(plan: AttentionPlan, refusal: str | None) -> AttentionChoice:
+    if plan.few is AttentionPath.FUSED and refusal is not None:
+        return AttentionChoice(replace(plan, few=AttentionPath.FLASH), f"recorded, but {refusal}")
+    return AttentionChoice(plan, "recorded")
+
+
+def _fused(model: Model, params: ResolvedParams, spec: MemorySpec, refusal: str | None) -> AttentionChoice:
+    if refusal is not None:
+        raise ParamError(f"attention='fused': {refusal}")
+    many, times = AttentionPath.FLASH, "quantised V leaves flash for prompts"
+    if not params.type_v.is_quantized:
+        many, times = measured_many(*_probe(model, params, spec))
+    return AttentionChoice(AttentionPlan.of(AttentionPath.FUSED, many), f"fused was asked for; {times}")
+
+
+def _probe(model: Model, params: ResolvedParams, spec: MemorySpec) -> tuple[Device, int, ProbeShape]:
+    """Return what to measure: the first layer that has K and V."""
+    il, layer = next((il, layer) for il, layer in enumerate(spec.layers) if layer.n_head_kv)
     shape = ProbeShape(
-        n_head=hp.n_head_by_layer[0],
-        n_head_kv=hp.n_head_kv_by_layer[0],
-        n_embd_head_k=hp.n_embd_head_k,
-        n_embd_head_v=hp.n_embd_head_v,
+        n_head=model.hparams.n_head_by_layer[il],
+        n_head_kv=layer.n_head_kv,
+        n_embd_head_k=layer.n_embd_head_k,
+        n_embd_head_v=layer.n_embd_head_v,
         n_cells=params.n_ctx_seq,
         type_k=params.type_k,
         type_v=params.type_v,
     )
-    return faster_plan(model.placement.layers[0], params.n_threads, shape)
+    return kv_device(model, params, il), params.n_threads, shape

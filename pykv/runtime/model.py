@@ -17,7 +17,7 @@ from pykv.models import HParams, Placement, Weights, find_architecture
 from pykv.models.weights import Progress
 from pykv.runtime.context import Context
 from pykv.runtime.memory_layout import kv_plan
-from pykv.runtime.params import ContextParams, FlashAttn
+from pykv.runtime.params import Attention, ContextParams, FlashAttn
 from pykv.typing import as_int
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ class Model:
         flash_attn: FlashAttn = "auto",
         swa_full: bool = False,
         n_threads: int | None = None,
+        attention: Attention = "auto",
         **more: Any,
     ) -> Context:
         """Return a context; see `ContextParams` for what the parameters mean and which more there are.
@@ -143,6 +144,7 @@ class Model:
                 flash_attn=flash_attn,
                 swa_full=swa_full,
                 n_threads=n_threads,
+                attention=attention,
                 **more,
             ),
         )

@@ -22,6 +22,8 @@ CONTEXT_PAD = 256
 """A sequence's share of the context is a multiple of this many tokens."""
 
 FlashAttn = bool | Literal["auto"]
+Attention = Literal["auto", "fused", "flash", "matmul"]
+ATTENTION: tuple[Attention, ...] = ("auto", "fused", "flash", "matmul")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,10 @@ class ContextParams:
     n_seq_max : sequences; ids lie below it.
     kv_unified : one pool of cells that all sequences share, instead of an equal part for each.
     type_k, type_v : element types of stored K and V, such as "f16" or "q8_0".
-    flash_attn : the fused attention, or not, or "auto" = whichever is faster here.
+    attention : "fused" = pykv's kernel for up to 16 tokens of a stream, on the CPU, beside the faster of the other two
+        for prompts; "flash" = ggml's; "matmul" = multiplied matrices; "auto" = whichever is fastest here. See
+        `Context.attention_path`.
+    flash_attn : True for attention="flash", False for "matmul", "auto" = as `attention` says.
     swa_full : keep all cells of sliding-window layers, not only the window.
     n_threads : CPU threads; None = all cores this process may use.
     n_outputs_max : most rows of logits in one `decode`; 0 = `n_batch`.
@@ -58,6 +63,7 @@ class ContextParams:
     type_k: str | DType = "f16"
     type_v: str | DType = "f16"
     flash_attn: FlashAttn = "auto"
+    attention: Attention = "auto"
     swa_full: bool = False
     n_threads: int | None = None
     n_outputs_max: int = 0
@@ -78,10 +84,7 @@ class ContextParams:
         if self.n_threads is not None and (threads is None or not 1 <= threads <= MAX_THREADS):
             raise ParamError(f"n_threads={self.n_threads!r} must be a whole number in 1..{MAX_THREADS}, or None")
         object.__setattr__(self, "n_threads", threads)
-        flash = self.flash_attn if isinstance(self.flash_attn, str) else as_bool(self.flash_attn)
-        if flash is None or flash not in (True, False, "auto"):
-            raise ParamError(f"flash_attn={self.flash_attn!r} must be True, False or 'auto'")
-        object.__setattr__(self, "flash_attn", flash)
+        self._take_attention()
         if not isinstance(self.rope, RopeRequest):
             raise ParamError(f"rope={self.rope!r} must be a RopeRequest")
 
@@ -93,6 +96,16 @@ class ContextParams:
             )
         object.__setattr__(self, name, value)
 
+    def _take_attention(self) -> None:
+        flash = self.flash_attn if isinstance(self.flash_attn, str) else as_bool(self.flash_attn)
+        if flash is None or flash not in (True, False, "auto"):
+            raise ParamError(f"flash_attn={self.flash_attn!r} must be True, False or 'auto'")
+        object.__setattr__(self, "flash_attn", flash)
+        if not isinstance(self.attention, str) or self.attention not in ATTENTION:
+            raise ParamError(f"attention={self.attention!r} must be one of {', '.join(map(repr, ATTENTION))}")
+        if flash != "auto" and self.attention not in ("auto", _meaning(flash)):
+            raise ParamError(f"flash_attn={flash} means attention={_meaning(flash)!r}, not {self.attention!r}")
+
     def _take_bool(self, name: str) -> None:
         value = as_bool(getattr(self, name))
         if value is None:
@@ -102,7 +115,7 @@ class ContextParams:
 
 @dataclass(frozen=True)
 class ResolvedParams:
-    """What a context works with; nothing is left open but `flash_attn`, which measuring may decide.
+    """What a context works with; nothing is left open but `attention`, which measuring may decide.
 
     Attributes
     ----------
@@ -119,7 +132,7 @@ class ResolvedParams:
     kv_unified: bool
     type_k: DType
     type_v: DType
-    flash_attn: FlashAttn
+    attention: Attention
     offload_kqv: bool
     reference_moves: bool
     rope: ContextRope
@@ -170,7 +183,7 @@ def resolve(params: ContextParams, hparams: HParams) -> ResolvedParams:
         kv_unified=params.kv_unified,
         type_k=type_k,
         type_v=type_v,
-        flash_attn=_flash_attn(params.flash_attn, type_v),
+        attention=_attention(params, type_v),
         offload_kqv=params.offload_kqv,
         reference_moves=params.reference_moves,
         rope=derive_rope(hparams, params.rope, n_ctx_seq),
@@ -181,10 +194,14 @@ def _pad(n: int) -> int:
     return -(-n // CONTEXT_PAD) * CONTEXT_PAD
 
 
-def _flash_attn(asked: FlashAttn, type_v: DType) -> FlashAttn:
-    """Quantised V can only be read by the fused operation."""
-    if not type_v.is_quantized:
-        return asked
-    if asked is False:
-        raise ParamError(f"type_v={type_v.label!r} needs flash attention, but flash_attn=False")
-    return True
+def _meaning(flash_attn: bool) -> Attention:
+    return "flash" if flash_attn else "matmul"
+
+
+def _attention(params: ContextParams, type_v: DType) -> Attention:
+    """Return what both parameters come to. Quantised V can only be read by the fused and the flash path."""
+    asked = params.attention if params.flash_attn == "auto" else _meaning(params.flash_attn)
+    if asked == "matmul" and type_v.is_quantized:
+        given = "attention='matmul'" if params.flash_attn == "auto" else "flash_attn=False"
+        raise ParamError(f"type_v={type_v.label!r} needs flash attention, but {given}")
+    return asked

@@ -330,6 +330,19 @@ def test_a_cache_in_host_memory_serves_layers_on_the_device(client: Client, path
     assert differences(answer["rows"], exact(TINY, STEPS)) <= ROUNDED
 
 
+@pytest.mark.parametrize("n_gpu_layers", [-1, 2])
+def test_the_fused_kernel_ran_on_a_server_that_has_none(client: Client, path: str, n_gpu_layers: int) -> None:
+    """The RPC device says that it runs every operation, also a function of another process."""
+    context = {"attention": "fused", "n_seq_max": 2}
+    more = {"path": path, "devices": ["RPC0"], "steps": STEPS, "n_gpu_layers": n_gpu_layers}
+    told = client.refusal("logits", **more, context=context)
+    il = 0 if n_gpu_layers == -1 else 2
+    assert f"K and V of layer {il} lie on RPC0, where the fused kernel does not run" in told
+    answer = client.ask("logits", **more, context=context | {"offload_kqv": False})
+    assert answer["is_host"] == [True] * 3
+    assert differences(answer["rows"], exact(TINY, STEPS)) <= ROUNDED
+
+
 def test_stored_values_are_turned_and_turned_back(client: Client, path: str) -> None:
     told = client.ask("turn_v", path=path, device="RPC0", tokens=TOKENS[:30])
     rows, channels, again = (np.array(told[name]) for name in ("rows", "channels", "again"))

@@ -57,7 +57,7 @@ def test_every_option_changes_the_second_side(path):
         "type_k": "q8_0",
         "type_v": "f32",
         "reference_moves": True,
-        "attention": "grouped",
+        "attention": "matmul",
     }
     assert (record["first"]["type_k"], record["first"]["kv_unified"]) == ("f16", True)
     # in streams of their own nothing is shared, so that both ways to move agree

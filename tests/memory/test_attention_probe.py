@@ -7,83 +7,170 @@ from collections.abc import Iterator
 
 import pytest
 
-from pykv.errors import AllocError
+from pykv.errors import AllocError, ParamError
 from pykv.ggml import DType, cpu_device
 from pykv.memory import AttentionPath, AttentionPlan, attention_probe
 from pykv.memory.attention import MANY_TOKENS
-from pykv.memory.attention_probe import NEVER, ProbeShape, faster_plan
+from pykv.memory.attention_choice import AttentionChoice, AttentionInUse
+from pykv.memory.attention_probe import NEVER, ProbeShape, measured_choice, measured_many
 
-FLASH, GROUPED = AttentionPath.FLASH, AttentionPath.GROUPED
+FUSED, FLASH, GROUPED = AttentionPath.FUSED, AttentionPath.FLASH, AttentionPath.GROUPED
 SHAPE = ProbeShape(4, 2, 64, 64, 1024, DType.F16, DType.F16)
+
+
+def shape_of(n_cells: int) -> ProbeShape:
+    return ProbeShape(4, 2, 64, 64, n_cells, DType.F16, DType.F16)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_measured_yet() -> Iterator[None]:
-    faster_plan.cache_clear()
+    measured_choice.cache_clear()
+    measured_many.cache_clear()
     yield
-    faster_plan.cache_clear()
+    measured_choice.cache_clear()
+    measured_many.cache_clear()
 
 
+@pytest.mark.parametrize("may_fuse", [True, False])
 @pytest.mark.parametrize("type_v", [DType.F16, DType.F32, DType.BF16])
 @pytest.mark.parametrize("type_k", [DType.F16, DType.F32, DType.Q8_0, DType.Q4_0])
-def test_both_paths_are_measured(type_k: DType, type_v: DType, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_path_is_measured(type_k: DType, type_v: DType, may_fuse: bool, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "pykv"):
-        faster_plan(cpu_device(), 1, ProbeShape(4, 2, 64, 64, 256, type_k, type_v))
-    assert "one token over 256 cells: flash" in caplog.text
+        choice = measured_choice(cpu_device(), 1, ProbeShape(4, 2, 64, 64, 256, type_k, type_v), may_fuse)
+    for text in (caplog.text, choice.reason):
+        assert ("256 cells: fused" if may_fuse else "256 cells: flash") in text
+        assert text.index("flash") < text.index("matmul")
     assert "does not run" not in caplog.text
     assert "inf ms" not in caplog.text
 
 
-def test_quantised_values_leave_only_the_fused_path() -> None:
-    shape = ProbeShape(4, 2, 64, 64, 2048, DType.Q8_0, DType.Q8_0)
-    assert faster_plan(cpu_device(), 1, shape) == AttentionPlan.of(FLASH)
+@pytest.mark.parametrize("may_fuse", [True, False])
+def test_quantised_values_cannot_be_turned(may_fuse: bool) -> None:
+    choice = measured_choice(cpu_device(), 1, ProbeShape(4, 2, 64, 64, 2048, DType.Q8_0, DType.Q8_0), may_fuse)
+    assert choice.plan.many is FLASH
+    assert choice.plan.transpose_from is None
+    assert may_fuse or choice.plan.few is FLASH
+    assert "matmul" not in choice.reason
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, many: AttentionPath, grouped_from: int) -> list[tuple[object, ...]]:
-    """Let one token be faster over transposed V from a depth on; returns the list of what will be asked."""
-    asked: list[tuple[object, ...]] = []
+Asked = list[tuple[AttentionPath, bool, int, int]]
 
-    def seconds(self, path, v_trans, n_tokens, n_kv) -> float:
+
+def pretend(
+    monkeypatch: pytest.MonkeyPatch, many: AttentionPath, turning: int, times: tuple[float, float, float] = (2, 2, 1)
+) -> Asked:
+    """Let one token take so long by the fused path, by flash, and over transposed V, there 9 up to a depth.
+
+    Returns the list of what will be asked.
+    """
+    asked: Asked = []
+
+    def seconds(self, path: AttentionPath, v_trans: bool, n_tokens: int, n_kv: int) -> float:
         asked.append((path, v_trans, n_tokens, n_kv))
         if n_tokens > 1:
             return 1.0 if path is many else 2.0
-        return 1.0 if (path is GROUPED) == (n_kv >= grouped_from) else 2.0
+        if path is GROUPED and n_kv < turning:
+            return 2.5
+        return dict(zip(AttentionPath, times, strict=True))[path]
 
     monkeypatch.setattr(attention_probe._Bench, "seconds", seconds)
     return asked
 
 
-@pytest.mark.parametrize("many", AttentionPath)
+@pytest.mark.parametrize("many", [FLASH, GROUPED])
+@pytest.mark.parametrize("may_fuse", [True, False])
 @pytest.mark.parametrize(
-    ("grouped_from", "n_cells", "transpose_from"),
-    [(0, 8192, 1024), (1024, 8192, 1024), (2000, 8192, 4096), (2000, 4095, None), (9999, 8192, None), (0, 300, None)],
+    ("turning", "n_cells", "transpose_from"),
+    [(0, 8192, 1024), (1024, 8192, 1024), (2000, 8192, 4096), (2000, 4095, None), (99999, 32768, None), (0, 300, None)],
 )
 def test_the_faster_paths_are_taken_and_remembered(
-    many: AttentionPath, grouped_from: int, n_cells: int, transpose_from: int | None, monkeypatch: pytest.MonkeyPatch
+    many: AttentionPath,
+    may_fuse: bool,
+    turning: int,
+    n_cells: int,
+    transpose_from: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = pretend(monkeypatch, many, grouped_from)
-    shape = ProbeShape(4, 2, 64, 64, n_cells, DType.F16, DType.F16)
-    assert faster_plan(cpu_device(), 1, shape) == AttentionPlan(many, transpose_from)
+    asked = pretend(monkeypatch, many, turning)
+    plan = measured_choice(cpu_device(), 1, shape_of(n_cells), may_fuse).plan
+    assert plan == AttentionPlan(many, transpose_from, FUSED if may_fuse else FLASH)
     n_asked = len(asked)
-    faster_plan(cpu_device(), 1, shape)
+    measured_choice(cpu_device(), 1, shape_of(n_cells), may_fuse)
     assert len(asked) == n_asked
+
+
+@pytest.mark.parametrize(
+    ("times", "few", "transpose_from"),
+    [
+        ((1.0, 1.0, 1.0), FUSED, None),
+        ((1.0, 0.95, 0.95), FUSED, None),
+        ((1.0, 0.8, 0.79), FLASH, None),
+        ((1.0, 1.2, 0.8), FUSED, 1024),
+        ((NEVER, 1.0, 2.0), FLASH, None),
+        ((NEVER, 1.0, 0.8), FLASH, 1024),
+        ((NEVER, NEVER, 1.0), FLASH, 0),
+        ((1.0, NEVER, 2.0), FUSED, None),
+    ],
+)
+def test_turning_values_must_be_worth_it_and_noise_decides_nothing(
+    times: tuple[float, float, float], few: AttentionPath, transpose_from: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, FLASH, 0, times)
+    plan = measured_choice(cpu_device(), 1, shape_of(8192), True).plan
+    assert (plan.few, plan.transpose_from) == (few, transpose_from)
 
 
 def test_each_path_is_timed_over_the_layout_that_it_will_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = pretend(monkeypatch, FLASH, 0)
-    faster_plan(cpu_device(), 1, ProbeShape(4, 2, 64, 64, 8192, DType.F16, DType.F16))
-    assert {(path, v_trans) for path, v_trans, n_tokens, _ in asked if n_tokens == 1} == {
-        (FLASH, False),
-        (GROUPED, True),
-    }
-    assert {v_trans for _, v_trans, n_tokens, _ in asked if n_tokens > 1} == {False}
+    measured_choice(cpu_device(), 1, shape_of(8192), True)
+    single = {(path, v_trans) for path, v_trans, n_tokens, _ in asked if n_tokens == 1}
+    assert single == {(FUSED, False), (FLASH, False), (GROUPED, True)}
+    assert {(path, v_trans) for path, v_trans, n, _ in asked if n > 1} == {(FLASH, False), (GROUPED, False)}
+
+
+def test_a_path_without_hope_is_not_tried_deeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = pretend(monkeypatch, FLASH, 0, (1, 5, 2))
+    measured_choice(cpu_device(), 1, shape_of(32768), True)
+    assert [n_kv for path, _, n, n_kv in asked if n == 1 and path is FLASH] == [1024]
+    assert [n_kv for path, _, n, n_kv in asked if n == 1 and path is GROUPED] == [1024, 4096, 16384]
+    asked.clear()
+    pretend(monkeypatch, FLASH, 0, (1, 5, 5))
+    choice = measured_choice(cpu_device(), 2, shape_of(32768), True)
+    assert choice.plan == AttentionPlan.of(FUSED)
+    assert choice.reason.startswith("measured at 1024 cells: fused 1000.00 ms, flash 5000.00 ms, matmul 5000.00 ms; ")
+
+
+@pytest.mark.parametrize("many", [FLASH, GROUPED])
+def test_prompts_alone_are_measured_where_the_rest_is_told(
+    many: AttentionPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = pretend(monkeypatch, many, 0)
+    path, times = measured_many(cpu_device(), 1, SHAPE)
+    assert path is many
+    assert {n_tokens for _, _, n_tokens, _ in asked} == {MANY_TOKENS}
+    assert "64 tokens over 512 cells: flash" in times
 
 
 def test_a_plan_names_the_path_of_every_ubatch() -> None:
+    """Sixteen rows are what the fused path takes."""
     plan = AttentionPlan(FLASH, 1000)
     few = [plan.path(n, v_trans) for v_trans in (False, True) for n in (1, MANY_TOKENS - 1)]
     assert few == [FLASH, FLASH, GROUPED, GROUPED]
     assert [plan.path(MANY_TOKENS, v_trans) for v_trans in (False, True)] == [FLASH, FLASH]
+    plan = AttentionPlan(GROUPED, None, FUSED)
+    assert [plan.path(n, False) for n in (1, 16, 17, MANY_TOKENS)] == [FUSED, FUSED, FLASH, GROUPED]
+
+
+def test_a_plan_takes_no_path_where_that_does_not_serve() -> None:
+    for many, few in ((FUSED, FLASH), (FLASH, GROUPED)):
+        with pytest.raises(ParamError, match=f"few={few.value}.*many={many.value}"):
+            AttentionPlan(many, None, few)
+
+
+def test_a_choice_tells_the_paths_in_use() -> None:
+    choice = AttentionChoice(AttentionPlan(FLASH, 1000, FUSED), "why")
+    assert choice.in_use(False) == AttentionInUse("fused", "flash", "why")
+    assert choice.in_use(True) == AttentionInUse("matmul", "flash", "why")
 
 
 @pytest.mark.parametrize(
@@ -104,18 +191,24 @@ def test_values_are_turned_at_a_depth_and_back_at_half_of_it(
     assert AttentionPlan(FLASH, transpose_from).wants_transposed(n_used, v_trans) is wanted
 
 
-def test_a_path_that_fails_is_not_taken(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("failing", [{FLASH}, {FUSED}, {FUSED, FLASH}], ids=str)
+def test_a_path_that_fails_is_not_taken(
+    failing: set[AttentionPath], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     measured = attention_probe._Bench._run
 
-    def fail_flash(self, path, *size) -> float:
-        if path is FLASH:
+    def fail(self, path, *size) -> float:
+        if path in failing:
             raise AllocError("no memory for it")
         return measured(self, path, *size)
 
-    monkeypatch.setattr(attention_probe._Bench, "_run", fail_flash)
+    monkeypatch.setattr(attention_probe._Bench, "_run", fail)
     with caplog.at_level(logging.INFO, "pykv"):
-        assert faster_plan(cpu_device(), 1, SHAPE) == AttentionPlan.of(GROUPED)
-    assert "flash does not run on CPU: no memory for it" in caplog.text
+        plan = measured_choice(cpu_device(), 1, SHAPE, True).plan
+    for path in failing:
+        assert f"{path.value} does not run on CPU: no memory for it" in caplog.text
+        assert path not in (plan.many, plan.few) or failing == {FUSED, FLASH}
+    assert (plan == AttentionPlan.of(GROUPED)) == (failing == {FUSED, FLASH})
 
 
 def test_nothing_is_measured_deeper_than_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,5 +216,5 @@ def test_nothing_is_measured_deeper_than_the_cache(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         attention_probe._Bench, "_run", lambda self, path, v_trans, n, n_kv: depths.append(n_kv) or NEVER
     )
-    faster_plan(cpu_device(), 1, ProbeShape(4, 2, 64, 64, 300, DType.F16, DType.F16))
+    measured_choice(cpu_device(), 1, shape_of(300), True)
     assert set(depths) == {300}

@@ -26,13 +26,14 @@ SOME = ("llama-wide-heads", "llama-yarn-attn", "qwen2", "qwen3", "one-layer")
 
 WAYS = {
     "exact": (EXACT, ORDER),
-    "fused": ({"flash_attn": True, "n_threads": 1}, ROUNDED),
+    "flash": ({"flash_attn": True, "n_threads": 1}, ROUNDED),
+    "fused": ({"attention": "fused", "n_threads": 1}, ROUNDED),
     "grouped-f16": ({"flash_attn": False, "n_threads": 1}, ROUNDED),
     "streams": (EXACT | {"n_seq_max": 2, "kv_unified": False}, ORDER),
 }
 
 
-CASES = [(name, way) for way in WAYS for name in MODELS if way in ("exact", "fused") or name in SOME]
+CASES = [(name, way) for way in WAYS for name in MODELS if way in ("exact", "flash", "fused") or name in SOME]
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
@@ -61,8 +62,8 @@ class NaivePerLayer(NaiveLlama):
                 self.weights[f"blk.{il}.{name}.weight"] = same.reshape(-1, heads.shape[2])
 
 
-@pytest.mark.parametrize("flash", [True, False])
-def test_layers_may_have_different_numbers_of_kv_heads(tmp_path: Path, flash: bool) -> None:
+@pytest.mark.parametrize("attention", ["fused", "flash", "matmul"])
+def test_layers_may_have_different_numbers_of_kv_heads(tmp_path: Path, attention: str) -> None:
     """Where V is transposed, its rows are padded to the widest layer."""
     tiny, n_head_kv = TinyModel(seed=44, n_head_kv=4, n_layer=3), [1, 4, 2]
     fewer = {
@@ -74,7 +75,8 @@ def test_layers_may_have_different_numbers_of_kv_heads(tmp_path: Path, flash: bo
     with pykv.Model.load(path) as model:
         assert model.hparams.n_head_kv_by_layer == (1, 4, 2)
         assert (model.hparams.n_head_kv, model.hparams.n_head) == (4, 4)
-        for params in ({"flash_attn": flash}, {"flash_attn": flash, "n_seq_max": 2, "kv_unified": False}, {}):
+        told = {"attention": attention}
+        for params in (told, told | {"n_seq_max": 2, "kv_unified": False}, {}):
             with model.context(n_ctx=512, n_ubatch=16, n_threads=1, **params) as context:
                 assert context.memory.nbytes == model.plan(n_ctx=512, n_ubatch=16, n_threads=1, **params).nbytes
                 naive = NaivePerLayer(tiny, n_head_kv)

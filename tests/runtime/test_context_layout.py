@@ -11,6 +11,7 @@ from support.twin import ROUNDED, Twin
 
 import pykv
 from pykv.memory import AttentionPath, AttentionPlan
+from pykv.memory.attention_choice import AttentionChoice
 from pykv.runtime import context as context_module
 
 TINY = TinyModel(seed=81)
@@ -18,11 +19,17 @@ TURN_AT = 80
 
 
 @pytest.mark.parametrize("unified", [True, False])
-@pytest.mark.parametrize("many", AttentionPath)
+@pytest.mark.parametrize("few", [AttentionPath.FUSED, AttentionPath.FLASH])
+@pytest.mark.parametrize("many", [AttentionPath.FLASH, AttentionPath.GROUPED])
 def test_values_turn_with_the_depth_and_nothing_is_lost(
-    write_tiny: Callable[[TinyModel], Path], monkeypatch: pytest.MonkeyPatch, many: AttentionPath, unified: bool
+    write_tiny: Callable[[TinyModel], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    many: AttentionPath,
+    few: AttentionPath,
+    unified: bool,
 ) -> None:
-    monkeypatch.setattr(context_module, "attention_plan", lambda *_: AttentionPlan(many, TURN_AT))
+    choice = AttentionChoice(AttentionPlan(many, TURN_AT, few), "told")
+    monkeypatch.setattr(context_module, "attention_choice", lambda *_: choice)
     with (
         pykv.Model.load(write_tiny(TINY)) as model,
         model.context(n_ctx=512, n_seq_max=2, kv_unified=unified, n_threads=1) as context,

@@ -98,11 +98,29 @@ def test_a_context_that_grows_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert "n_ctx=512 becomes 768: 256 tokens for each sequence" in caplog.text
 
 
-def test_quantised_v_turns_the_fused_path_on() -> None:
-    assert resolve(ContextParams(n_ctx=512, type_v="q8_0"), HP).flash_attn is True
-    assert resolve(ContextParams(n_ctx=512, type_v="q8_0", flash_attn=True), HP).flash_attn is True
-    for plain in ("f32", "f16", "bf16"):
-        assert resolve(ContextParams(n_ctx=512, type_v=plain), HP).flash_attn == "auto"
+@pytest.mark.parametrize("type_v", ["f16", "q8_0"])
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ({}, "auto"),
+        ({"flash_attn": True}, "flash"),
+        ({"attention": "flash"}, "flash"),
+        ({"attention": "fused"}, "fused"),
+        ({"flash_attn": True, "attention": "flash"}, "flash"),
+        ({"flash_attn": False}, "matmul"),
+        ({"attention": "matmul"}, "matmul"),
+        ({"flash_attn": False, "attention": "matmul"}, "matmul"),
+    ],
+    ids=str,
+)
+def test_two_parameters_name_the_path_of_attention(asked: dict, meant: str, type_v: str) -> None:
+    params = ContextParams(n_ctx=512, type_v=type_v, **asked)
+    if (meant, type_v) != ("matmul", "q8_0"):
+        assert resolve(params, HP).attention == meant
+        return
+    given = "flash_attn=False" if "flash_attn" in asked else "attention='matmul'"
+    with pytest.raises(ParamError, match=f"type_v='q8_0' needs flash attention, but {given}"):
+        resolve(params, HP)
 
 
 def test_rope_is_derived_for_what_one_sequence_can_hold() -> None:
@@ -148,6 +166,12 @@ REFUSED = [
     ({"offload_kqv": None}, "offload_kqv=None"),
     ({"flash_attn": 0}, "flash_attn=0 must be True, False or 'auto'"),
     ({"flash_attn": "on"}, "flash_attn='on'"),
+    ({"attention": "grouped"}, "attention='grouped' must be one of 'auto', 'fused', 'flash', 'matmul'"),
+    ({"attention": True}, "attention=True must be one of"),
+    ({"attention": "fused", "flash_attn": True}, "flash_attn=True means attention='flash', not 'fused'"),
+    ({"attention": "matmul", "flash_attn": True}, "flash_attn=True means attention='flash', not 'matmul'"),
+    ({"attention": "flash", "flash_attn": False}, "flash_attn=False means attention='matmul', not 'flash'"),
+    ({"attention": "matmul", "type_v": "q8_0"}, "type_v='q8_0' needs flash attention, but attention='matmul'"),
     ({"type_v": "q8_0", "flash_attn": False}, "type_v='q8_0' needs flash attention, but flash_attn=False"),
     ({"type_k": "f8"}, "type_k='f8' is no element type"),
     ({"type_k": 1}, "type_k=1 is no element type"),

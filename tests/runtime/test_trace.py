@@ -502,7 +502,7 @@ DAMAGE = {
     "bad parameter": (b'"n_ctx":512', b'"n_ctx":"x"', "line 1: n_ctx='x'"),
     "novel parameter": (b'"n_ctx":512', b'"n_cxt":512', "line 1: .*n_cxt"),
     "bad layer": (b'"n_embd_head_k":64', b'"n_embd_head_k":-4', "line 1: n_embd_head_k=-4"),
-    "bad attention": (b'"many":"flash"', b'"many":"flesh"', "line 1: many='flesh' must be one of flash, "),
+    "bad attention": (b'"many":"flash"', b'"many":"flesh"', "line 1: many='flesh' must be one of fused, "),
     "bad depth": (b'"transpose_from":null', b'"transpose_from":-3', "line 1: transpose_from=-3"),
     "no JSON": (DECODE, b'"do":decode', "line 2: damaged"),
     "no UTF-8": (DECODE, b'"do":"\xff"', "line 2: damaged"),

@@ -26,6 +26,7 @@ class Bench:
     nodes: Arena = field(default_factory=lambda: Arena(64, 64))
     operands: Arena = field(default_factory=lambda: Arena(32))
     values: dict[Tensor, np.ndarray] = field(default_factory=dict)
+    n_threads: int = 1
 
     def put(self, array: np.ndarray, dtype: DType | None = None) -> Tensor:
         """Return an operand `ne` of the array's shape reversed, stored as `dtype`."""
@@ -47,7 +48,7 @@ class Bench:
             for tensor, array in self.values.items():
                 buffer.adopt(tensor).set(array)
             devices = dict.fromkeys((self.device, cpu_device()))
-            backends = [stack.enter_context(Backend(device, 1)) for device in devices]
+            backends = [stack.enter_context(Backend(device, self.n_threads)) for device in devices]
             sched = stack.enter_context(Sched(backends, self.nodes.graph_size))
             sched.allocate(graph)
             sched.compute(graph)

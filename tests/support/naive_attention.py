@@ -59,3 +59,37 @@ class NaiveKV:
             values = np.array([v[kv_head] for _, _, _, v in seen])
             out.append(weights @ values / weights.sum())
         return np.array(out)
+
+
+def dense_attention(
+    q: NDArray[np.floating],
+    k: NDArray[np.floating],
+    v: NDArray[np.floating],
+    mask: NDArray[np.floating] | None,
+    *,
+    scale: float,
+    max_bias: float = 0.0,
+    softcap: float = 0.0,
+    sinks: NDArray[np.floating] | None = None,
+) -> F64Array:
+    """Return (S, n, H, Dv) from q (S, n, H, Dk), k (S, n_kv, Hk, Dk), v (S, n_kv, Hk, Dv), mask (S, n, n_kv).
+
+    A query that sees no cell gets zeros; what lies in cells that it does not see plays no part.
+    """
+    n_stream, n, n_head, _ = q.shape
+    out = np.zeros((n_stream, n, n_head, v.shape[3]))
+    for s, i, head in np.ndindex(n_stream, n, n_head):
+        bias = np.zeros(k.shape[1]) if mask is None else mask[s, i].astype(np.float64)
+        seen = bias > -np.inf
+        if not seen.any():
+            continue
+        kv_head = head // (n_head // k.shape[2])
+        scores = k[s, seen, kv_head].astype(np.float64) @ q[s, i, head].astype(np.float64) * scale
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
+        scores = scores + bias[seen] * alibi_slope(head, n_head, max_bias)
+        sink = -np.inf if sinks is None else float(sinks[head])
+        weights = np.exp(scores - max(scores.max(), sink))
+        total = weights.sum() + np.exp(sink - max(scores.max(), sink))
+        out[s, i, head] = weights @ v[s, seen, kv_head].astype(np.float64) / total
+    return out

@@ -17,15 +17,19 @@ class Pair:
 
     Parameters
     ----------
+    attention : pykv's path, where that shall not be what `flash_attn` means on both sides.
     params : what both know: n_ctx, n_batch, n_ubatch, n_seq_max, kv_unified, type_k, type_v, flash_attn,
         swa_full, n_threads.
     """
 
-    def __init__(self, oracle: Oracle, model: pykv.Model, path: Path, **params: Any) -> None:
+    def __init__(
+        self, oracle: Oracle, model: pykv.Model, path: Path, attention: str | None = None, **params: Any
+    ) -> None:
         params = {"n_threads": 2, "n_ubatch": 512, **params}
         self.theirs = oracle.context(path, **params)
+        ours = params if attention is None else params | {"flash_attn": "auto", "attention": attention}
         try:
-            self.ours = model.context(**params)
+            self.ours = model.context(**ours)
         except BaseException:
             self.theirs.close()
             raise

@@ -2,16 +2,21 @@
 
 from pykv.ggml.ops.arithmetic import add, mul, rms_norm, scale, swiglu, tanh
 from pykv.ggml.ops.attention import RopeParams, flash_attn, rope, soft_max
+from pykv.ggml.ops.fused import FUSED_MAX_ROWS, fused_attn, fused_attn_misfit, fused_isa
 from pykv.ggml.ops.matmul import mul_mat
 from pykv.ggml.ops.rows import get_rows, set_rows
 from pykv.ggml.ops.shape import cast, cont, pad, permute, reshape, transpose, view
 
 __all__ = [
+    "FUSED_MAX_ROWS",
     "RopeParams",
     "add",
     "cast",
     "cont",
     "flash_attn",
+    "fused_attn",
+    "fused_attn_misfit",
+    "fused_isa",
     "get_rows",
     "mul",
     "mul_mat",

@@ -9,11 +9,11 @@ from typing import cast
 
 from pykv.errors import ParamError
 from pykv.ggml import Device, DType, cpu_device, devices, find_device
-from pykv.memory import AttentionPlan
+from pykv.memory import AttentionPath, AttentionPlan
 from pykv.models.stand_in import StandIn
 from pykv.runtime.context import Context
 from pykv.runtime.model import Model
-from pykv.runtime.params import CONTEXT_PAD, ContextParams, FlashAttn, ResolvedParams
+from pykv.runtime.params import CONTEXT_PAD, Attention, ContextParams, FlashAttn, ResolvedParams
 from pykv.runtime.replay.side import LiveRun
 from pykv.runtime.trace.header import TraceHeader
 
@@ -35,13 +35,18 @@ class Changes:
     type_v: str | None = None
     kv_unified: bool | None = None
     flash_attn: FlashAttn | None = None
+    attention: Attention | None = None
     reference_moves: bool | None = None
 
     @property
     def params(self) -> dict[str, object]:
         """The context parameters among them."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("device", "model")}
-        return {name: value for name, value in given.items() if value is not None}
+        changed = {name: value for name, value in given.items() if value is not None}
+        if "flash_attn" in changed or "attention" in changed:
+            # either of them replaces both that were recorded
+            changed = {"flash_attn": "auto", "attention": "auto"} | changed
+        return changed
 
     def __bool__(self) -> bool:
         return self != Changes()
@@ -71,7 +76,8 @@ def open_run(header: TraceHeader, changes: Changes, model: ModelPath | None, n_t
 
 def _check_flash(header: TraceHeader, changes: Changes) -> None:
     is_quantized = changes.type_v is not None and DType.parse(changes.type_v, "type_v").is_quantized
-    if is_quantized and header.params.flash_attn is False and changes.flash_attn is None:
+    is_plain = header.params.flash_attn is False or header.params.attention == "matmul"
+    if is_quantized and is_plain and "attention" not in changes.params:
         raise ParamError(
             f"type_v={changes.type_v!r} needs flash attention, and the trace was recorded without: give --flash too"
         )
@@ -93,7 +99,7 @@ def _recorded_device(header: TraceHeader) -> Device:
 
 def _attention(header: TraceHeader, changes: Changes, type_v: str | DType) -> AttentionPlan | None:
     """Return the recorded plan, which measuring might not find again, wherever it can still be followed."""
-    if changes.flash_attn is not None or (changes.type_v is not None and DType.parse(type_v, "type_v").is_quantized):
+    if "attention" in changes.params or (changes.type_v is not None and DType.parse(type_v, "type_v").is_quantized):
         return None
     return header.attention
 
@@ -116,7 +122,8 @@ def recorded(header: TraceHeader) -> Settings:
 def _settings(params: ContextParams | ResolvedParams, attention: AttentionPlan) -> Settings:
     names = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "type_k", "type_v", "reference_moves")
     shown = {name: getattr(params, name) for name in names}
-    shown["attention"] = attention.many.value
+    few = AttentionPath.GROUPED if attention.transpose_from == 0 else attention.few
+    shown["attention"] = " and ".join(dict.fromkeys((few.value, attention.many.value)))
     return {name: value.label if isinstance(value, DType) else value for name, value in shown.items()}
 
 

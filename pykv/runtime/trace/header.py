@@ -82,7 +82,11 @@ class TraceHeader:
             "pykv": self.version,
             "tokens": self.has_tokens,
             "params": {name: value for name, value in params.items() if name not in _NOT_RECORDED},
-            "attention": {"many": self.attention.many.value, "transpose_from": self.attention.transpose_from},
+            "attention": {
+                "many": self.attention.many.value,
+                "transpose_from": self.attention.transpose_from,
+                "few": self.attention.few.value,
+            },
             "devices": self.devices,
             "model": {
                 "architecture": self.model.architecture,
@@ -143,13 +147,19 @@ def _made(kind: type[T], name: str, values: Mapping[str, Any]) -> T:
 
 
 def _attention(record: Mapping[str, Any]) -> AttentionPlan:
-    many, depth = taken(record, "many", str), record.get("transpose_from")
-    known = [path.value for path in AttentionPath]
-    if many not in known:
-        raise ValueError(f"many={many!r} must be one of {', '.join(known)}")
+    depth = record.get("transpose_from")
     if not (depth is None or (type(depth) is int and depth >= 0)):
         raise ValueError(f"transpose_from={depth!r} must be a number of cells, or null")
-    return AttentionPlan(AttentionPath(many), depth)
+    many, few = _path(record, "many"), AttentionPath.FLASH  # what traces without it were recorded with
+    return AttentionPlan(many, depth, _path(record, "few") if "few" in record else few)
+
+
+def _path(record: Mapping[str, Any], name: str) -> AttentionPath:
+    value, known = taken(record, name, str), [path.value for path in AttentionPath]
+    value = "matmul" if value == "grouped" else value  # as it was called at first
+    if value not in known:
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(known)}")
+    return AttentionPath(value)
 
 
 def _model(record: Mapping[str, Any]) -> ModelNote:

@@ -1,0 +1,191 @@
+"""Time attention of one token over a cache, path by path, beside a plain read of the same bytes.
+
+    python benchmarks/attention.py [--threads N] [--shapes 9/3/64 32/8/128] [--cells 7680 32768] [--types f16 q8_0]
+
+Each measurement visits layers in turn, enough of them that none is still in the processor's cache, as generation does.
+Paths and reads go in turns, all in this run. Prints one line of JSON: medians in ms a layer, and for each path the
+median over rounds of its ratio to the read of the same round: 1 is as fast as memory. Needs a C compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from peer import machine, say
+
+from pykv.ggml import Arena, Backend, Buffer, DType, Graph, GraphInput, Sched, Tensor, cpu_device, from_float, ops
+from pykv.memory.attention import AttentionParams, AttentionPath, KVView, attend
+
+HERE = Path(__file__).parent
+BEYOND_CACHES = 256 * 2**20
+"""Bytes that a measurement visits at least: more than any cache of today's processors keeps."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One layer: query heads, KV heads, their width; cells and types of K and V."""
+
+    n_head: int
+    n_head_kv: int
+    head: int
+    n_kv: int
+    dtype: DType
+
+    @property
+    def row_nbytes(self) -> int:
+        return int(self.dtype.row_size(self.n_head_kv * self.head))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K and V together."""
+        return 2 * self.row_nbytes * self.n_kv
+
+    @property
+    def n_layer(self) -> int:
+        return max(2, -(-BEYOND_CACHES // self.nbytes))
+
+    def paths(self) -> list[AttentionPath]:
+        """Return the paths that run: blocks cannot be transposed."""
+        return [path for path in AttentionPath if path is not AttentionPath.GROUPED or not self.dtype.is_quantized]
+
+    def __str__(self) -> str:
+        return f"{self.n_head}/{self.n_head_kv} heads of {self.head}, {self.dtype.label}, {self.n_kv} cells"
+
+
+class Layers:
+    """K and V of several layers, and one graph that attends to each by one path."""
+
+    def __init__(self, stack: ExitStack, shape: Shape, path: AttentionPath, n_threads: int) -> None:
+        self.shape, self._path = shape, path
+        self._stored = Arena(2 * shape.n_layer)
+        self._tensors: list[Tensor] = []
+        graph = Graph(Arena(32 * shape.n_layer + 2, 32 * shape.n_layer + 2))
+        arena = graph.arena
+        self._q = GraphInput(arena.tensor(DType.F32, (shape.head, shape.n_head, 1), "q"))
+        self._mask = GraphInput(arena.tensor(path.mask_dtype, (shape.n_kv, 1), "mask"))
+        for _ in range(shape.n_layer):
+            kv = self._cells(arena)
+            out = attend(arena, path, self._q.tensor, kv, self._mask.tensor, AttentionParams(shape.head**-0.5))
+            graph.expand(out.as_output())
+        cpu = cpu_device()
+        self.buffer = stack.enter_context(Buffer.allocate(self._stored, cpu.buffer_type, "cells"))
+        self._fill()
+        backend = stack.enter_context(Backend(cpu, n_threads))
+        self._sched = stack.enter_context(Sched([backend], arena.graph_size, [self.buffer, arena]))
+        self._sched.allocate(graph)
+        self._graph = graph
+        rng = np.random.default_rng(0)
+        for one, value in ((self._q, rng.standard_normal((1, shape.n_head, shape.head))), (self._mask, 0)):
+            one.bind()
+            one.array[...] = value
+            one.commit()
+
+    def seconds(self) -> float:
+        """Return what one layer took."""
+        begin = time.perf_counter()
+        self._sched.compute(self._graph)
+        return (time.perf_counter() - begin) / self.shape.n_layer
+
+    def _cells(self, arena: Arena) -> KVView:
+        """Return views of new K and V, V transposed where the path reads it so."""
+        shape = self.shape
+        n, n_kv, head = shape.n_head_kv * shape.head, shape.n_kv, shape.head
+        k, is_turned = self._stored.tensor(shape.dtype, (n, n_kv)), self._path is AttentionPath.GROUPED
+        by_row = ((head, shape.n_head_kv, n_kv, 1), (shape.dtype.row_size(head), k.nb[1], k.nb[2]))
+        v = self._stored.tensor(shape.dtype, (n_kv, n) if is_turned else (n, n_kv))
+        by_channel = ((n_kv, shape.n_head_kv, head, 1), (v.nb[1] * head, v.nb[1], v.nb[2]))
+        self._tensors += [k, v]
+        v_view = ops.view(arena, v, *(by_channel if is_turned else by_row))
+        return KVView(ops.view(arena, k, *by_row), v_view, is_turned)
+
+    def _fill(self) -> None:
+        shape, rng = self.shape, np.random.default_rng(1)
+        values = rng.standard_normal(shape.n_kv * shape.n_head_kv * shape.head, np.float32)
+        stored = from_float(shape.dtype, values)
+        for tensor in self._tensors:
+            self.buffer.adopt(tensor).set(stored)
+
+
+class PlainRead:
+    """Reads as many bytes as the layers of a shape have, by as many threads."""
+
+    def __init__(self, stack: ExitStack, n_threads: int) -> None:
+        library = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "plain_read.so"
+        command = [os.environ.get("CC", "cc"), "-O3", "-march=native", "-shared", "-fPIC"]
+        subprocess.run([*command, str(HERE / "plain_read.c"), "-o", str(library)], check=True)
+        self._read = ctypes.CDLL(str(library)).plain_read
+        self._read.argtypes, self._read.restype = (ctypes.c_void_p, ctypes.c_size_t), ctypes.c_uint64
+        self._pool = stack.enter_context(ThreadPoolExecutor(n_threads))
+        self._n_threads = n_threads
+
+    def seconds(self, memory: NDArray[np.uint8], shape: Shape) -> float:
+        """Return what the bytes of one layer took."""
+        parts = np.array_split(memory[: shape.nbytes * shape.n_layer], self._n_threads)
+        begin = time.perf_counter()
+        list(self._pool.map(lambda part: self._read(part.ctypes.data, part.nbytes // 8), parts))
+        return (time.perf_counter() - begin) / shape.n_layer
+
+
+def measure(shape: Shape, n_threads: int, rounds: int, memory: NDArray[np.uint8]) -> dict[str, Any]:
+    """Return medians in ms a layer and ratios to the read."""
+    times: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        read = PlainRead(stack, n_threads)
+        layers = {path: Layers(stack, shape, path, n_threads) for path in shape.paths()}
+        for turn in range(rounds + 1):
+            taken = {"read": read.seconds(memory, shape)}
+            taken |= {path.value: one.seconds() for path, one in layers.items()}
+            for name, seconds in taken.items() if turn else ():  # the first turn warms up only
+                times.setdefault(name, []).append(seconds)
+    out: dict[str, Any] = {name: round(1e3 * median(values), 3) for name, values in times.items()}
+    for name, values in times.items():
+        if name != "read":
+            pairs = zip(values, times["read"], strict=True)
+            out[f"{name} / read"] = round(median(a / b for a, b in pairs), 2)
+    return out
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="*", default=["9/3/64", "32/8/128"], help="query heads/KV heads/width")
+    parser.add_argument("--cells", type=int, nargs="*", default=[7680, 32768])
+    parser.add_argument("--types", nargs="*", default=["f16", "q8_0"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    result: dict[str, Any] = {"benchmark": "attention", "machine": machine(), "threads": args.threads}
+    result["kernel"] = ops.fused_isa()
+    shapes = [
+        Shape(*map(int, text.split("/")), n_kv, DType.parse(label, "types"))
+        for text in args.shapes
+        for n_kv in args.cells
+        for label in args.types
+    ]
+    memory = np.ones(max(shape.nbytes * shape.n_layer for shape in shapes), np.uint8)
+    for shape in shapes:
+        key = f"{shape}, ms a layer"
+        result[key] = measure(shape, args.threads, args.rounds, memory)
+        say(f"{key}: {result[key]}")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

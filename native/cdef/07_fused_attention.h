@@ -1,0 +1,18 @@
+#define PYKV_ATTN_MAX_ROWS ...
+
+struct pykv_attn_params { float scale; float softcap; float max_bias; bool keep_weights; };
+
+struct pykv_attn_tensors {
+    struct ggml_tensor * q;
+    struct ggml_tensor * k;
+    struct ggml_tensor * v;
+    struct ggml_tensor * mask;
+    struct ggml_tensor * sinks;
+};
+
+const char * pykv_attn_misfit(const struct pykv_attn_tensors * t, const struct pykv_attn_params * params);
+struct ggml_tensor * pykv_attn_build(struct ggml_context * ctx, const struct pykv_attn_tensors * t,
+                                     struct pykv_attn_params * params);
+
+const char * pykv_attn_isa(void);
+bool pykv_attn_use_isa(const char * name);

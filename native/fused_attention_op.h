@@ -1,0 +1,43 @@
+// The fused attention kernel as ggml custom operations.
+#pragma once
+
+#include <ggml.h>
+
+#include <stdbool.h>
+
+// What the operations are given besides their tensors. It must outlive every run of the graph.
+struct pykv_attn_params {
+    float scale;
+    float softcap;     // 0 = none
+    float max_bias;    // ALiBi; 0 = none
+    bool keep_weights; // so that pykv_attn_build_mass can follow
+};
+
+// Which part of the attention to add up; like the above it must outlive the graph.
+struct pykv_attn_mass_params {
+    struct pykv_attn_params attention; // as given to pykv_attn_build
+    int first_row, end_row;            // query rows of each stream
+    bool largest;                      // the largest share instead of the sum
+};
+
+// The tensors of one attention.
+struct pykv_attn_tensors {
+    struct ggml_tensor * q;     // [Dk, H, n_rows, S], f32
+    struct ggml_tensor * k;     // [Dk, Hk, n_kv, S]
+    struct ggml_tensor * v;     // [Dv, Hk, n_kv, S], may be a view of k's first elements
+    struct ggml_tensor * mask;  // [n_kv, >= n_rows, 1, S], f16 or f32, or NULL
+    struct ggml_tensor * sinks; // [H], f32, or NULL
+};
+
+// Return NULL if the kernel covers these tensors, else what it does not cover.
+const char * pykv_attn_misfit(const struct pykv_attn_tensors * t, const struct pykv_attn_params * params);
+
+// Add the two operations; return the output [Dv, H, n_rows, S], whose first operand is the scratch tensor.
+struct ggml_tensor * pykv_attn_build(struct ggml_context * ctx, const struct pykv_attn_tensors * t,
+                                     struct pykv_attn_params * params);
+
+// Add the third operation to an output of pykv_attn_build that keeps weights: the attention that each cell received,
+// [n_kv, Hk, S]. `head_weight` [H], f32, says what a head's share counts; NULL = 1.
+struct ggml_tensor * pykv_attn_build_mass(struct ggml_context * ctx, const struct pykv_attn_tensors * t,
+                                          struct ggml_tensor * out, struct ggml_tensor * head_weight,
+                                          struct pykv_attn_mass_params * params);

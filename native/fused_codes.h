@@ -1,0 +1,101 @@
+// Products of 32 stored codes, a block of a quantised K, with a query in 16-bit integers: half the work of converting
+// the codes to floats, and still a thousand times more exact than the codes themselves.
+#pragma once
+
+#include "fused_decode.h"
+
+#if defined(PYKV_ISA_AVX512) // -----------------------------------------------------------------------------------
+
+typedef __m512i codes32;
+INLINE codes32 codes_load(const void * p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(p)); }
+INLINE codes32 codes_join(b16 low, b16 high, int minus) {
+    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+    return _mm512_cvtepi8_epi16(_mm256_sub_epi8(both, _mm256_set1_epi8((char) minus)));
+}
+INLINE vf codes_dot(const codes32 * x, const int16_t * q) {
+    return _mm512_cvtepi32_ps(_mm512_madd_epi16(*x, _mm512_loadu_si512(q)));
+}
+
+#elif defined(PYKV_ISA_AVX2) // -----------------------------------------------------------------------------------
+
+typedef struct {
+    __m256i half[2];
+} codes32;
+INLINE codes32 codes_load(const void * p) {
+    const __m128i * at = p;
+    return (codes32) {{_mm256_cvtepi8_epi16(_mm_loadu_si128(at)), _mm256_cvtepi8_epi16(_mm_loadu_si128(at + 1))}};
+}
+INLINE codes32 codes_join(b16 low, b16 high, int minus) {
+    const __m128i m = _mm_set1_epi8((char) minus);
+    return (codes32) {{_mm256_cvtepi8_epi16(_mm_sub_epi8(low, m)), _mm256_cvtepi8_epi16(_mm_sub_epi8(high, m))}};
+}
+INLINE vf codes_dot(const codes32 * x, const int16_t * q) {
+    const __m256i a = _mm256_madd_epi16(x->half[0], _mm256_loadu_si256((const void *) q));
+    const __m256i b = _mm256_madd_epi16(x->half[1], _mm256_loadu_si256((const void *) (q + 16)));
+    return _mm256_cvtepi32_ps(_mm256_add_epi32(a, b));
+}
+
+#elif defined(PYKV_ISA_NEON) // -----------------------------------------------------------------------------------
+
+typedef struct {
+    int8x16_t half[2];
+} codes32;
+INLINE codes32 codes_load(const void * p) { return (codes32) {{b16_load(p), b16_load((const char *) p + 16)}}; }
+INLINE codes32 codes_join(b16 low, b16 high, int minus) {
+    const int8x16_t m = vdupq_n_s8((int8_t) minus);
+    return (codes32) {{vsubq_s8(low, m), vsubq_s8(high, m)}};
+}
+INLINE int32x4_t dot_of_8(int32x4_t sum, int8x8_t x, const int16_t * q) {
+    const int16x8_t wide = vmovl_s8(x), y = vld1q_s16(q);
+    sum = vmlal_s16(sum, vget_low_s16(wide), vget_low_s16(y));
+    return vmlal_s16(sum, vget_high_s16(wide), vget_high_s16(y));
+}
+INLINE vf codes_dot(const codes32 * x, const int16_t * q) {
+    int32x4_t sum = vdupq_n_s32(0);
+    for (int i = 0; i < 2; ++i) {
+        sum = dot_of_8(sum, vget_low_s8(x->half[i]), q + 16 * i);
+        sum = dot_of_8(sum, vget_high_s8(x->half[i]), q + 16 * i + 8);
+    }
+    return vcvtq_f32_s32(sum);
+}
+
+#else // plain C converts to floats instead ------------------------------------------------------------------------
+
+typedef struct {
+    char unused;
+} codes32;
+INLINE codes32 codes_load(const void * p) {
+    (void) p;
+    return (codes32) {0};
+}
+INLINE codes32 codes_join(b16 low, b16 high, int minus) {
+    (void) low, (void) high, (void) minus;
+    return (codes32) {0};
+}
+INLINE vf codes_dot(const codes32 * x, const int16_t * q) {
+    (void) x, (void) q;
+    return vf_zero();
+}
+
+#endif
+
+// whether scores over K of the type are computed from codes, with queries from query_to_codes
+INLINE bool reads_codes(enum pykv_attn_type type) { return type == PYKV_ATTN_Q8_0 || type == PYKV_ATTN_Q4_0; }
+
+INLINE codes32 open_codes(const enum pykv_attn_type type, const char * block) {
+    if (type == PYKV_ATTN_Q8_0) return codes_load(block + 2);
+    const b16 packed = b16_load(block + 2);
+    return codes_join(b16_low(packed), b16_high(packed), 8);
+}
+
+// return what one step of a code is worth
+static float query_to_codes(const float * q, int width, int16_t * codes) {
+    float largest = 0;
+    for (int i = 0; i < width; ++i) largest = fabsf(q[i]) > largest ? fabsf(q[i]) : largest;
+    const float step = largest / 32767, inverse = step > 0 ? 1 / step : 0;
+    for (int i = 0; i < width; ++i) {
+        const float x = q[i] * inverse; // NaN and infinity go to 0 here; the step keeps them
+        codes[i] = fabsf(x) <= 32767.5f ? (int16_t) lrintf(x > 32767 ? 32767 : x < -32767 ? -32767 : x) : 0;
+    }
+    return step;
+}

@@ -1,0 +1,4 @@
+// The attention kernel in plain C.
+#include "fused_kernel.h"
+
+const struct pykv_attn_kernel pykv_attn_portable = {"portable", cells};

@@ -1,0 +1,139 @@
+"""Which attention path a context takes, what it says about it, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.nmse import nmse
+from support.tiny_gguf import TinyModel
+from support.twin import EXACT, ROUNDED, TOKENS, Twin
+
+import pykv
+from pykv.errors import ParamError
+from pykv.memory import AttentionPath, AttentionPlan
+from pykv.memory.attention_choice import AttentionChoice
+from pykv.runtime import context as context_module
+from pykv.runtime import memory_layout
+
+Write = Callable[[TinyModel], Path]
+TINY, ODD = TinyModel(seed=90), TinyModel(seed=91, head_dim=24, n_head=2, n_head_kv=1)
+SMALL = {"n_ctx": 256, "n_threads": 1}
+
+
+@pytest.mark.parametrize(
+    ("asked", "generation", "prompts", "reason"),
+    [
+        ({"attention": "fused"}, "fused", None, "fused was asked for; measured for 64 tokens over 256 cells: flash"),
+        ({"attention": "flash"}, "flash", "flash", "flash was asked for"),
+        ({"flash_attn": True}, "flash", "flash", "flash was asked for"),
+        ({"attention": "matmul"}, "matmul", "matmul", "matmul was asked for"),
+        ({"flash_attn": False}, "matmul", "matmul", "matmul was asked for"),
+        ({}, None, None, "measured at 256 cells: fused"),
+        ({"type_k": "q8_0", "type_v": "q8_0", "attention": "fused"}, "fused", "flash", "quantised V leaves flash"),
+    ],
+    ids=str,
+)
+def test_a_context_says_how_it_attends_and_why(
+    write_tiny: Write, asked: dict, generation: str | None, prompts: str | None, reason: str
+) -> None:
+    with pykv.Model.load(write_tiny(TINY)) as model, model.context(**SMALL, **asked) as context:
+        path = context.attention_path
+        assert generation in (None, path.generation)
+        assert prompts in (None, path.prompts)
+        assert {path.generation, path.prompts} <= {"fused", "flash", "matmul"}
+        assert reason in path.reason
+
+
+def test_the_path_of_the_present_depth_is_told(write_tiny: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = AttentionPlan(AttentionPath.FLASH, 20, AttentionPath.FUSED)
+    monkeypatch.setattr(context_module, "attention_choice", lambda *_: AttentionChoice(plan, "told"))
+    with pykv.Model.load(write_tiny(TINY)) as model, model.context(**SMALL) as context:
+        context.decode(pykv.Batch(TOKENS[:10]))
+        assert context.attention_path.generation == "fused"
+        context.decode(pykv.Batch(TOKENS[10:30]))
+        assert context.attention_path.generation == "matmul"
+
+
+def test_heads_that_are_not_covered_take_ggmls_path(write_tiny: Write) -> None:
+    with pykv.Model.load(write_tiny(ODD)) as model:
+        with model.context(**SMALL) as context:
+            path = context.attention_path
+            assert path.generation in ("flash", "matmul")
+            assert "the fused kernel does not cover heads that are not a multiple of 16" in path.reason
+            twin = Twin(context, ODD, ROUNDED)
+            twin.decode(20)
+            twin.decode(1)
+        with pytest.raises(ParamError, match="attention='fused': the fused kernel does not cover heads that are not"):
+            model.context(**SMALL, attention="fused")
+
+
+def test_keys_on_another_device_take_ggmls_path(write_tiny: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = "K and V of layer 1 lie on RPC0, where the fused kernel does not run"
+    monkeypatch.setattr(memory_layout, "fused_refusal", lambda *_: refusal)
+    with pykv.Model.load(write_tiny(TINY)) as model:
+        with model.context(**SMALL) as context:
+            assert context.attention_path.generation in ("flash", "matmul")
+            assert context.attention_path.reason.endswith(refusal)
+        with pytest.raises(ParamError, match=f"attention='fused': {refusal}"):
+            model.context(**SMALL, attention="fused")
+
+
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "streams"])
+@pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("q8_0", "q8_0"), ("f16", "q8_0")], ids="-".join)
+def test_every_size_of_ubatch_gives_the_same_rows(write_tiny: Write, types: tuple[str, str], unified: bool) -> None:
+    """One token, sixteen, seventeen, a prompt: each the fused path or another one, over the same cells."""
+    type_k, type_v = types
+    most = {"f32": 1e-5, "f16": 2e-5, "q8_0": 4e-3}[max(types)]
+    params = {"n_ctx": 1024, "n_seq_max": 2, "kv_unified": unified, "type_k": type_k, "type_v": type_v}
+    with (
+        pykv.Model.load(write_tiny(TINY)) as model,
+        model.context(**params, n_threads=1, attention="fused") as context,
+    ):
+        twin = Twin(context, TINY, most)
+        for n in (1, 16, 17, 64, 2, 1, 1):
+            twin.decode(n)
+        twin.decode(8, seq_id=1)
+        twin.decode(4, pos=[102, 8, 103, 9], seq_id=[0, 1, 0, 1])
+        twin.edit("seq_rm", 0, 20, 60)
+        twin.decode(1, pos=[104])
+
+
+def test_exact_numbers_stay_exact(write_tiny: Write) -> None:
+    """Over K and V in f32, only the order of sums is left to differ."""
+    with pykv.Model.load(write_tiny(TINY)) as model:
+        rows = []
+        for attention in ("fused", "matmul"):
+            params = SMALL | {"type_k": "f32", "type_v": "f32", "attention": attention}
+            with model.context(**params) as context:
+                for token in TOKENS[:40]:
+                    context.decode(pykv.Batch([token]))
+                rows.append(np.array(context.logits))
+        assert nmse(*rows) <= 1e-9
+    assert EXACT["type_k"] == "f32"
+
+
+def test_the_number_of_threads_changes_no_logit(write_tiny: Write) -> None:
+    with pykv.Model.load(write_tiny(TINY)) as model:
+        rows = []
+        for n_threads in (1, 3):
+            with model.context(n_ctx=512, n_threads=n_threads, attention="fused") as context:
+                context.decode(pykv.Batch(TOKENS[:300]))
+                context.decode(pykv.Batch(TOKENS[300:301]))
+                rows.append(np.array(context.logits))
+        assert np.array_equal(*rows)
+
+
+def test_compute_memory_is_had_at_the_start(write_tiny: Write) -> None:
+    """The partial sums of sixteen rows over every stream take more than a short prompt."""
+    params = {"n_ctx": 4096, "n_ubatch": 64, "n_batch": 64, "n_seq_max": 4, "kv_unified": False, "n_threads": 1}
+    with pykv.Model.load(write_tiny(TINY)) as model, model.context(**params, attention="fused") as context:
+        before = context.compute_nbytes
+        for n in (1, 16, 64):
+            tokens = TOKENS[: 4 * n]
+            for first in range(0, 4 * n, 64):
+                part = tokens[first : first + 64]
+                context.decode(pykv.Batch(part, seq_id=[i % 4 for i in range(len(part))]))
+        assert context.compute_nbytes == before
