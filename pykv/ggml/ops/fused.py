@@ -91,7 +91,9 @@ def fused_attn_mass(
     given = {"attention": params[0], "end_row": q.ne[2], "largest": of.largest, "all_heads": of.all_heads}
     mass_params = ffi.new("struct pykv_attn_mass_params *", given)
     text = lib.pykv_attn_mass_misfit(_tensors(*operands), _weights(*map(_pointer, weights)), mass_params)
-    require(text == ffi.NULL, "fused_attn_mass", f"does not cover {_text(text)}", *(x for x in weights if x is not None))
+    require(
+        text == ffi.NULL, "fused_attn_mass", f"does not cover {_text(text)}", *(x for x in weights if x is not None)
+    )
     out = _attend(arena, "fused_attn_mass", operands, params)
 
     def build(context: Any, out: Any, head: Any, row: Any, *pointers: Any) -> Any:
@@ -105,8 +107,9 @@ def fused_attn_mass(
 def _attend(arena: Arena, op: str, operands: tuple[Tensor | None, ...], params: Any) -> Tensor:
     misfit = _misfit(_tensors(*operands), params)
     require(misfit is None, op, f"does not cover {misfit}", *(x for x in operands if x is not None))
-    q, _, v, *_ = operands
-    assert q is not None and v is not None
+    q, v = operands[0], operands[2]
+    assert q is not None
+    assert v is not None
     DType.F32.check_size((v.ne[0], *q.ne[1:]))
 
     def build(context: Any, *pointers: Any) -> Any:
