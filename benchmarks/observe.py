@@ -37,7 +37,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--attention", default="auto", choices=["auto", "fused", "flash", "matmul"])
     parser.add_argument("--rounds", type=int, default=9, help="turns of every side (default 9)")
     parser.add_argument("--steps", type=int, default=6, help="single tokens a turn (default 6)")
-    parser.add_argument("--clock", default="wall", choices=["wall", "cpu"], help="cpu: where others use the machine too")
+    parser.add_argument(
+        "--clock", default="wall", choices=["wall", "cpu"], help="cpu: where others use the machine too"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()
 

@@ -79,6 +79,10 @@ class KVGraph:
         wanted = (self._k_rows, self._v_rows, self._mask, self._rot_k, self._rot_v)
         return tuple(dict.fromkeys(i for i in wanted if i is not None))
 
+    def watches(self, il: int) -> bool:
+        """Whether a layer is observed."""
+        return self._observed is not None and self._observed.watches(il)
+
     @property
     def masses(self) -> Mapping[int, Tensor]:
         """Layer → the attention that each cell received, [n_kv, n_head_kv or 1, n_stream] f32; only observed ones."""
@@ -125,7 +129,7 @@ class KVGraph:
         if self._rot_k is not None:
             q = rotate(self._arena, q, self._rot_k.tensor)
         kv = KVView(self.get_k(il), self.get_v(il), self._store.v_trans)
-        if self._observed is not None and self._observed.watches(il):
+        if self._observed is not None and self.watches(il):
             out = self._observed.attend(il, q, kv, self._mask.tensor, params)
             self._graph.expand(self._observed.masses[il])
         else:

@@ -96,3 +96,8 @@ class GraphBuilder:
         """Return what the queries see, [Dv * H, n_tokens]."""
         out = self.kv.attend(il, q, scale)
         return ops.reshape(self._arena, out, out.ne[0] * out.ne[1], out.ne[2])
+
+    def observe(self, il: int, q: Tensor, scale: float) -> None:
+        """Let a layer whose outputs nobody needs be observed, if it is to be."""
+        if self.kv.watches(il):
+            self.kv.attend(il, q, scale)

@@ -84,10 +84,6 @@ class Observer:
         while self._seen:
             yield self._seen.popleft()
 
-    def __len__(self) -> int:
-        """Return how many observations have come since the last time."""
-        return len(self._seen)
-
     @property
     def closed(self) -> bool:
         """Whether nothing is observed any more."""
