@@ -127,7 +127,7 @@ class Observer:
 
     def hear(self, chosen: BoolArray, slot: SlotInfo, ubatch: UBatch, masses: Mapping[int, Tensor]) -> None:
         """Take in what has been computed of a ubatch; the cells are as they were then."""
-        read = {il: _read(masses[il]) for il in self.layers}
+        read = dict(zip(self.layers, _read([masses[il] for il in self.layers]), strict=True))
         rows = chosen.reshape(len(slot.streams), -1)
         idxs = ubatch.batch_idxs.reshape(rows.shape)
         for k, stream in enumerate(slot.streams):
@@ -172,8 +172,13 @@ def _layers(context: Context, given: Sequence[int] | None) -> tuple[int, ...]:
     return layers
 
 
-def _read(mass: Tensor) -> F32Array:
-    """Return a mass [n_kv, Hk, S] as (S, Hk, n_kv)."""
-    out = np.empty(mass.ne[2::-1], np.float32)
-    mass.get_into(out)
-    return out
+def _read(masses: list[Tensor]) -> list[F32Array]:
+    """Return masses [n_kv, Hk, S], which may differ in Hk, as (S, Hk, n_kv)."""
+    out = np.empty(sum(mass.n_elements for mass in masses), np.float32)
+    arrays, begin = [], 0
+    for mass in masses:
+        n_kv, n_head_kv, n_stream, _ = mass.ne
+        part = out[begin : (begin := begin + n_kv * n_head_kv * n_stream)]
+        mass.get_into(part)
+        arrays.append(part.reshape(n_stream, n_head_kv, n_kv))
+    return arrays
