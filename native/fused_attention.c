@@ -89,32 +89,58 @@ static void add_share(const float * weights, float factor, bool largest, int n, 
     }
 }
 
+// queries of a KV head that are looked at together, of one stream
+struct run {
+    int stream, head_kv, first, n;
+    struct total total[256];
+    float share[256]; // what each counts
+};
+
+static void open_run(struct run * r, const struct pykv_attn * a, const struct pieces * p, const struct pykv_attn_mass * what) {
+    for (int i = 0; i < r->n; ++i) {
+        const int query = r->head_kv * p->per_head + r->first + i;
+        r->total[i] = total_of(a, p, r->stream, query);
+        r->share[i] = what->head_weight ? what->head_weight[head_of(p, query)] : 1.0f;
+        if (what->row_weight) r->share[i] *= what->row_weight[(size_t) r->stream * a->n_rows + row_of(p, query)];
+    }
+}
+
+static float * mass_at(const struct pykv_attn * a, const struct pykv_attn_mass * what, int stream, int head_kv) {
+    const size_t run = what->all_heads ? (size_t) stream : (size_t) stream * a->n_head_kv + head_kv;
+    return what->out + run * a->n_kv;
+}
+
 static void mass_of_block(const struct pykv_attn * a, const struct pieces * p, const struct pykv_attn_mass * what,
-                          int stream, int head_kv, int block, const struct total * totals) {
+                          const struct run * r, int block) {
     const int first = block * PYKV_ATTN_BLOCK, n = min_int(PYKV_ATTN_BLOCK, a->n_kv - first);
-    const int first_query = head_kv * p->per_head;
-    const float * largest = largest_at(a, p, stream, block) + first_query;
-    const float * weights = weights_at(a, p, stream, block) + (size_t) first_query * PYKV_ATTN_BLOCK;
-    float * out = what->out + ((size_t) stream * a->n_head_kv + head_kv) * a->n_kv + first;
-    memset(out, 0, (size_t) n * sizeof *out);
-    for (int i = what->first_row * p->group; i < what->end_row * p->group; ++i) {
-        const float share = what->head_weight ? what->head_weight[head_of(p, first_query + i)] : 1.0f;
-        if (largest[i] == -INFINITY || share == 0.0f) continue;
-        const float factor = expf(largest[i] - totals[i].largest) / totals[i].sum * share;
+    const int first_query = r->head_kv * p->per_head + r->first;
+    const float * largest = largest_at(a, p, r->stream, block) + first_query;
+    const float * weights = weights_at(a, p, r->stream, block) + (size_t) first_query * PYKV_ATTN_BLOCK;
+    float * out = mass_at(a, what, r->stream, r->head_kv) + first;
+    for (int i = 0; i < r->n; ++i) {
+        if (largest[i] == -INFINITY || r->share[i] == 0.0f) continue;
+        const float factor = expf(largest[i] - r->total[i].largest) / r->total[i].sum * r->share[i];
         add_share(weights + (size_t) i * PYKV_ATTN_BLOCK, factor, what->largest, n, out);
     }
 }
 
 void pykv_attn_mass(const struct pykv_attn * a, const struct pykv_attn_mass * what, int ith, int nth) {
-    enum { MAX_PER_HEAD = 4096 };
+    enum { MOST = sizeof ((struct run *) 0)->share / sizeof(float) };
     const struct pieces p = cut(a);
-    struct total totals[MAX_PER_HEAD];
-    const int n_heads = a->n_stream * a->n_head_kv;
-    for (int i = 0; i < n_heads; ++i) {
-        const int stream = i / a->n_head_kv, head_kv = i % a->n_head_kv;
-        for (int j = 0; j < p.per_head; ++j) totals[j] = total_of(a, &p, stream, head_kv * p.per_head + j);
-        const int first = (int) ((int64_t) p.n_blocks * ith / nth), end = (int) ((int64_t) p.n_blocks * (ith + 1) / nth);
-        for (int block = first; block < end; ++block) mass_of_block(a, &p, what, stream, head_kv, block, totals);
+    const int first = (int) ((int64_t) p.n_blocks * ith / nth), end = (int) ((int64_t) p.n_blocks * (ith + 1) / nth);
+    const int first_cell = first * PYKV_ATTN_BLOCK, end_cell = min_int(end * PYKV_ATTN_BLOCK, a->n_kv);
+    const int first_query = what->first_row * p.group, end_query = what->end_row * p.group;
+    for (int i = 0; i < a->n_stream * a->n_head_kv && first_cell < end_cell; ++i) {
+        struct run r = {.stream = i / a->n_head_kv, .head_kv = i % a->n_head_kv};
+        if (r.head_kv == 0 || !what->all_heads) {
+            float * out = mass_at(a, what, r.stream, r.head_kv) + first_cell;
+            memset(out, 0, (size_t) (end_cell - first_cell) * sizeof *out);
+        }
+        for (r.first = first_query; r.first < end_query; r.first += MOST) {
+            r.n = min_int(MOST, end_query - r.first);
+            open_run(&r, a, &p, what);
+            for (int block = first; block < end; ++block) mass_of_block(a, &p, what, &r, block);
+        }
     }
 }
 

@@ -68,7 +68,9 @@ struct pykv_attn_mass {
     int first_row, end_row;    // query rows of each stream
     const float * head_weight; // [n_head], what a head's share counts; NULL = 1 for all
     bool largest;              // the largest share instead of the sum
-    float * out;               // [n_kv, n_head_kv, n_stream], contiguous
+    float * out;               // [n_kv, n_head_kv or 1, n_stream], contiguous
+    const float * row_weight;  // [n_rows, n_stream], what a row's share counts; NULL = 1 for all
+    bool all_heads;            // all KV heads together: `out` has one run a stream
 };
 
 // Return NULL if the kernel covers the shapes, types and strides, else why it does not.

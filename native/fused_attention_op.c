@@ -7,7 +7,7 @@
 
 // where the operands of each operation lie; those absent are NULL
 enum { Q, K, V, MASK, SINKS, N_OPERANDS };
-enum { SCRATCH, FIRST_OPERAND, HEAD_WEIGHT = FIRST_OPERAND + N_OPERANDS, N_MASS_OPERANDS };
+enum { SCRATCH, FIRST_OPERAND, HEAD_WEIGHT = FIRST_OPERAND + N_OPERANDS, ROW_WEIGHT, N_MASS_OPERANDS };
 
 static enum pykv_attn_type type_of(const struct ggml_tensor * x) {
     switch (x->type) {
@@ -116,6 +116,8 @@ static void run_merge(struct ggml_tensor * dst, int ith, int nth, void * params)
     pykv_attn_merge(&a, ith, nth);
 }
 
+static const float * data_of(const struct ggml_tensor * x) { return x ? x->data : NULL; }
+
 static void run_mass(struct ggml_tensor * dst, int ith, int nth, void * user) {
     const struct pykv_attn_mass_params * params = user;
     struct pykv_attn a = describe(dst->src + FIRST_OPERAND, &params->attention);
@@ -123,8 +125,10 @@ static void run_mass(struct ggml_tensor * dst, int ith, int nth, void * user) {
     const struct pykv_attn_mass what = {
         .first_row = params->first_row,
         .end_row = params->end_row,
-        .head_weight = dst->src[HEAD_WEIGHT] ? dst->src[HEAD_WEIGHT]->data : NULL,
+        .head_weight = data_of(dst->src[HEAD_WEIGHT]),
+        .row_weight = data_of(dst->src[ROW_WEIGHT]),
         .largest = params->largest,
+        .all_heads = params->all_heads,
         .out = dst->data,
     };
     pykv_attn_mass(&a, &what, ith, nth);
@@ -141,10 +145,23 @@ struct ggml_tensor * pykv_attn_build(struct ggml_context * ctx, const struct pyk
                           run_merge, GGML_N_TASKS_MAX, params);
 }
 
+const char * pykv_attn_mass_misfit(const struct pykv_attn_tensors * t, const struct pykv_attn_weights * weights,
+                                   const struct pykv_attn_mass_params * params) {
+    const struct ggml_tensor * q = t->q, * row = weights->row;
+    if (params->first_row < 0 || params->first_row > params->end_row || params->end_row > q->ne[2]) return "these rows";
+    if (!is_run(weights->head, q->ne[1])) return "weights that are not one f32 a head";
+    if (row && (row->type != GGML_TYPE_F32 || row->ne[0] != q->ne[2] || row->ne[1] != q->ne[3] ||
+                ggml_nelements(row) != q->ne[2] * q->ne[3] || !ggml_is_contiguous(row))) {
+        return "weights that are not one f32 a row";
+    }
+    return NULL;
+}
+
 struct ggml_tensor * pykv_attn_build_mass(struct ggml_context * ctx, const struct pykv_attn_tensors * t,
-                                          struct ggml_tensor * out, struct ggml_tensor * head_weight,
+                                          struct ggml_tensor * out, const struct pykv_attn_weights * weights,
                                           struct pykv_attn_mass_params * params) {
-    struct ggml_tensor * all[N_MASS_OPERANDS] = {out->src[SCRATCH], t->q, t->k, t->v, t->mask, t->sinks, head_weight};
-    return ggml_custom_4d(ctx, GGML_TYPE_F32, t->k->ne[2], t->k->ne[1], t->q->ne[3], 1, all, N_MASS_OPERANDS, run_mass,
-                          GGML_N_TASKS_MAX, params);
+    struct ggml_tensor * all[N_MASS_OPERANDS] = {out->src[SCRATCH], t->q,        t->k,          t->v,
+                                                 t->mask,           t->sinks,    weights->head, weights->row};
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, t->k->ne[2], params->all_heads ? 1 : t->k->ne[1], t->q->ne[3], 1, all,
+                          N_MASS_OPERANDS, run_mass, GGML_N_TASKS_MAX, params);
 }

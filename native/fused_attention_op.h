@@ -18,6 +18,13 @@ struct pykv_attn_mass_params {
     struct pykv_attn_params attention; // as given to pykv_attn_build
     int first_row, end_row;            // query rows of each stream
     bool largest;                      // the largest share instead of the sum
+    bool all_heads;                    // all KV heads together
+};
+
+// What the share of a head and of a row counts; NULL = 1.
+struct pykv_attn_weights {
+    struct ggml_tensor * head; // [H], f32
+    struct ggml_tensor * row;  // [n_rows, S], f32
 };
 
 // The tensors of one attention.
@@ -36,8 +43,12 @@ const char * pykv_attn_misfit(const struct pykv_attn_tensors * t, const struct p
 struct ggml_tensor * pykv_attn_build(struct ggml_context * ctx, const struct pykv_attn_tensors * t,
                                      struct pykv_attn_params * params);
 
+// Return NULL if pykv_attn_build_mass takes these weights and rows, else what is wrong.
+const char * pykv_attn_mass_misfit(const struct pykv_attn_tensors * t, const struct pykv_attn_weights * weights,
+                                   const struct pykv_attn_mass_params * params);
+
 // Add the third operation to an output of pykv_attn_build that keeps weights: the attention that each cell received,
-// [n_kv, Hk, S]. `head_weight` [H], f32, says what a head's share counts; NULL = 1.
+// [n_kv, Hk or 1, S].
 struct ggml_tensor * pykv_attn_build_mass(struct ggml_context * ctx, const struct pykv_attn_tensors * t,
-                                          struct ggml_tensor * out, struct ggml_tensor * head_weight,
+                                          struct ggml_tensor * out, const struct pykv_attn_weights * weights,
                                           struct pykv_attn_mass_params * params);

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pykv.batch import Batch
     from pykv.errors import PykvError
-    from pykv.memory import KVCache, KVSettings, LayerSpec, MemorySpec
+    from pykv.memory import AttentionMass, KVCache, KVSettings, LayerSpec, MemorySpec
     from pykv.runtime import Context, Model
     from pykv.runtime.sampling import Sampler, SamplingParams
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AttentionMass": "pykv.memory",
     "Batch": "pykv.batch",
     "Context": "pykv.runtime",
     "KVCache": "pykv.memory",
@@ -32,6 +33,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AttentionMass",
     "Batch",
     "Context",
     "KVCache",

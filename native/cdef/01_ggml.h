@@ -21,6 +21,8 @@ enum ggml_type {
 
 enum ggml_prec { GGML_PREC_DEFAULT = ..., GGML_PREC_F32 = ... };
 
+enum ggml_op_pool { GGML_OP_POOL_MAX = ... };
+
 enum ggml_op_hint { GGML_HINT_NONE = ..., GGML_HINT_SRC0_IS_HADAMARD = ... };
 
 enum ggml_log_level {
@@ -84,6 +86,9 @@ struct ggml_tensor * ggml_tanh(struct ggml_context * ctx, struct ggml_tensor * a
 struct ggml_tensor * ggml_rms_norm(struct ggml_context * ctx, struct ggml_tensor * a, float eps);
 struct ggml_tensor * ggml_swiglu_split(struct ggml_context * ctx, struct ggml_tensor * a, struct ggml_tensor * b);
 struct ggml_tensor * ggml_mul_mat(struct ggml_context * ctx, struct ggml_tensor * a, struct ggml_tensor * b);
+struct ggml_tensor * ggml_out_prod(struct ggml_context * ctx, struct ggml_tensor * a, struct ggml_tensor * b);
+struct ggml_tensor * ggml_pool_2d(struct ggml_context * ctx, struct ggml_tensor * a, enum ggml_op_pool op, int k0, int k1,
+                                  int s0, int s1, float p0, float p1);
 void ggml_mul_mat_set_prec(struct ggml_tensor * a, enum ggml_prec prec);
 void ggml_mul_mat_set_hint(struct ggml_tensor * a, enum ggml_op_hint hint);
 struct ggml_tensor * ggml_cast(struct ggml_context * ctx, struct ggml_tensor * a, enum ggml_type type);

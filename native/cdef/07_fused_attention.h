@@ -14,5 +14,24 @@ const char * pykv_attn_misfit(const struct pykv_attn_tensors * t, const struct p
 struct ggml_tensor * pykv_attn_build(struct ggml_context * ctx, const struct pykv_attn_tensors * t,
                                      struct pykv_attn_params * params);
 
+struct pykv_attn_mass_params {
+    struct pykv_attn_params attention;
+    int first_row;
+    int end_row;
+    bool largest;
+    bool all_heads;
+};
+
+struct pykv_attn_weights {
+    struct ggml_tensor * head;
+    struct ggml_tensor * row;
+};
+
+const char * pykv_attn_mass_misfit(const struct pykv_attn_tensors * t, const struct pykv_attn_weights * weights,
+                                   const struct pykv_attn_mass_params * params);
+struct ggml_tensor * pykv_attn_build_mass(struct ggml_context * ctx, const struct pykv_attn_tensors * t,
+                                          struct ggml_tensor * out, const struct pykv_attn_weights * weights,
+                                          struct pykv_attn_mass_params * params);
+
 const char * pykv_attn_isa(void);
 bool pykv_attn_use_isa(const char * name);

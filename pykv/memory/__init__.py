@@ -1,6 +1,7 @@
 """Memories: what outlives batches. Built from a `MemorySpec`, never from a model."""
 
 from pykv.memory.attention import AttentionPath, AttentionPlan
+from pykv.memory.attention_mass import AttentionMass, MassWatch
 from pykv.memory.base import Memory, MemoryContext, UpdateStatus
 from pykv.memory.kv_cache import KVCache
 from pykv.memory.kv_graph import KVGraph, KVShape
@@ -10,6 +11,7 @@ from pykv.memory.spec import LayerSpec, MemorySpec
 
 __all__ = [
     "KV_TYPES",
+    "AttentionMass",
     "AttentionPath",
     "AttentionPlan",
     "KVCache",
@@ -18,6 +20,7 @@ __all__ = [
     "KVSettings",
     "KVShape",
     "LayerSpec",
+    "MassWatch",
     "Memory",
     "MemoryContext",
     "MemorySpec",

@@ -123,13 +123,18 @@ def _fused(arena: Arena, q: Tensor, kv: KVView, mask: Tensor, params: AttentionP
         arena,
         q,
         kv.k,
-        ops.cont(arena, ops.permute(arena, kv.v, 2, 1, 0, 3)) if kv.v_trans else kv.v,
+        v_in_rows(arena, kv),
         mask,
         scale=params.scale,
         max_bias=params.alibi_max_bias,
         logit_softcap=params.logit_softcap,
     )
     return ops.reshape(arena, out, out.ne[0], out.ne[1], out.ne[2] * out.ne[3])
+
+
+def v_in_rows(arena: Arena, kv: KVView) -> Tensor:
+    """Return V as [Dv, Hk, n_kv, S], copied if it is not stored so."""
+    return ops.cont(arena, ops.permute(arena, kv.v, 2, 1, 0, 3)) if kv.v_trans else kv.v
 
 
 def _flash(arena: Arena, q: Tensor, kv: KVView, mask: Tensor, params: AttentionParams) -> Tensor:
@@ -153,26 +158,44 @@ def _flash(arena: Arena, q: Tensor, kv: KVView, mask: Tensor, params: AttentionP
 
 
 def _grouped(arena: Arena, q: Tensor, kv: KVView, mask: Tensor, params: AttentionParams) -> Tensor:
-    head_k, n_head, n, n_stream = q.ne
+    return grouped(arena, q, kv, mask, params)[0]
+
+
+def grouped(arena: Arena, q: Tensor, kv: KVView, mask: Tensor, params: AttentionParams) -> tuple[Tensor, Tensor]:
+    """Return what `GROUPED` computes of `q` [Dk, H, n, S]: outputs [Dv, H, n * S], and the weights behind them."""
+    _, n_head, n, n_stream = q.ne
     head_v, n_head_kv, n_kv = _head_v(kv), kv.k.ne[1], kv.k.ne[2]
-    n_rows = n * (n_head // n_head_kv)
+    weights = attention_weights(arena, q, kv.k, mask, params)
+    rows = ops.reshape(arena, weights, n_kv, n * (n_head // n_head_kv), n_head_kv, n_stream)
+    out = ops.mul_mat(arena, _v_by_channel(arena, kv), rows)  # [Dv, n_rows, Hk, S]
+    out = ops.reshape(arena, out, head_v, n, n_head, n_stream)
+    if n > 1:
+        out = ops.cont(arena, ops.permute(arena, out, 0, 2, 1, 3))
+    return ops.reshape(arena, out, head_v, n_head, n * n_stream), weights
+
+
+def attention_weights(arena: Arena, q: Tensor, k: Tensor, mask: Tensor, params: AttentionParams) -> Tensor:
+    """Return how much of each cell each query takes, [n_kv, n, H, S]: of each query, 1 in all.
+
+    Parameters
+    ----------
+    q : [Dk, H, n, S], contiguous.
+    k : [Dk, Hk, n_kv, S].
+    mask : [n_kv, n, 1, S], f16 or f32.
+    """
+    head_k, n_head, n, n_stream = q.ne
+    n_head_kv, n_kv = k.ne[1], k.ne[2]
     if n > 1:
         q = ops.cont(arena, ops.permute(arena, q, 0, 2, 1, 3))
-    q = ops.reshape(arena, q, head_k, n_rows, n_head_kv, n_stream)
-    k = ops.permute(arena, kv.k, 0, 2, 1, 3)
+    q = ops.reshape(arena, q, head_k, n * (n_head // n_head_kv), n_head_kv, n_stream)
+    k = ops.permute(arena, k, 0, 2, 1, 3)
     scores = ops.mul_mat(arena, k, q, f32_accumulate=True)  # [n_kv, n_rows, Hk, S]
     scores = ops.reshape(arena, scores, n_kv, n, n_head, n_stream)
     scale = params.scale
     if params.logit_softcap:
         capped = ops.tanh(arena, ops.scale(arena, scores, scale / params.logit_softcap))
         scores, scale = ops.scale(arena, capped, params.logit_softcap), 1.0
-    weights = ops.soft_max(arena, scores, mask, scale, params.alibi_max_bias)
-    weights = ops.reshape(arena, weights, n_kv, n_rows, n_head_kv, n_stream)
-    out = ops.mul_mat(arena, _v_by_channel(arena, kv), weights)  # [Dv, n_rows, Hk, S]
-    out = ops.reshape(arena, out, head_v, n, n_head, n_stream)
-    if n > 1:
-        out = ops.cont(arena, ops.permute(arena, out, 0, 2, 1, 3))
-    return ops.reshape(arena, out, head_v, n_head, n * n_stream)
+    return ops.soft_max(arena, scores, mask, scale, params.alibi_max_bias)
 
 
 def _v_by_channel(arena: Arena, kv: KVView) -> Tensor:

@@ -5,14 +5,18 @@ Source: spec kv_cache.md sections 8 to 10.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pykv.batch import UBatch
 from pykv.cells import MaskRule, SlotInfo, element_indices, fill_mask, row_indices
 from pykv.ggml import DType, Graph, GraphInput, Tensor, ops
 from pykv.memory.attention import AttentionParams, AttentionPath, KVView, attend
+from pykv.memory.attention_mass import MassGraph, MassWatch
 from pykv.memory.hadamard import hadamard, rotate
+from pykv.typing import BoolArray
 
 if TYPE_CHECKING:
     from pykv.memory.kv_cache import KVCache
@@ -36,9 +40,22 @@ class KVShape:
 
 
 class KVGraph:
-    """Nodes and inputs of one cache in one graph."""
+    """Nodes and inputs of one cache in one graph.
 
-    def __init__(self, graph: Graph, cache: KVCache, shape: KVShape, path: AttentionPath, causal: bool = True) -> None:
+    Parameters
+    ----------
+    watch : the layers whose attention is observed, see `masses`.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        cache: KVCache,
+        shape: KVShape,
+        path: AttentionPath,
+        causal: bool = True,
+        watch: MassWatch | None = None,
+    ) -> None:
         self.cache, self.shape, self.path = cache, shape, path
         self._graph, self._arena = graph, graph.arena
         self._rule = MaskRule(causal=causal, window=cache.spec.window, alibi=cache.spec.alibi_max_bias > 0)
@@ -50,15 +67,32 @@ class KVGraph:
         self._mask = self._input(path.mask_dtype, (shape.n_kv, n // s, 1, s), "kq_mask")
         self._rot_k = self._rotation(self._store.rot_k, "rot_k")
         self._rot_v = self._rotation(self._store.rot_v, "rot_v")
+        self._observed = None if watch is None else MassGraph(graph.arena, path, watch, n // s, s)
 
     @property
     def inputs(self) -> tuple[GraphInput, ...]:
         """The inputs that `fill` writes, each once."""
+        return self._own_inputs if self._observed is None else self._own_inputs + self._observed.inputs
+
+    @property
+    def _own_inputs(self) -> tuple[GraphInput, ...]:
         wanted = (self._k_rows, self._v_rows, self._mask, self._rot_k, self._rot_v)
         return tuple(dict.fromkeys(i for i in wanted if i is not None))
 
-    def fill(self, slot: SlotInfo, ubatch: UBatch) -> None:
-        """Write the inputs for a ubatch whose bookkeeping has been applied."""
+    def watches(self, il: int) -> bool:
+        """Whether a layer is observed."""
+        return self._observed is not None and self._observed.watches(il)
+
+    @property
+    def masses(self) -> Mapping[int, Tensor]:
+        """Layer → the attention that each cell received, [n_kv, n_head_kv or 1, n_stream] f32; only observed ones."""
+        return MappingProxyType({} if self._observed is None else self._observed.masses)
+
+    def fill(self, slot: SlotInfo, ubatch: UBatch, chosen: BoolArray | None = None) -> None:
+        """Write the inputs for a ubatch whose bookkeeping has been applied.
+
+        `chosen` (n_tokens,) says which tokens the observed masses count; None = as the watch has it for this ubatch.
+        """
         streams, n_cells = self.cache.streams, self.cache.n_cells
         self._k_rows.array[0, 0, 0] = row_indices(slot, n_cells)
         if self._v_rows is not self._k_rows:
@@ -67,8 +101,10 @@ class KVGraph:
         for rotation in (self._rot_k, self._rot_v):
             if rotation is not None:
                 rotation.array[0, 0] = hadamard(rotation.tensor.ne[0])
-        for one in self.inputs:
+        for one in self._own_inputs:
             one.commit()
+        if self._observed is not None:
+            self._observed.fill(self._observed.what.chosen(ubatch.seq_first) if chosen is None else chosen)
 
     def store(self, il: int, k: Tensor, v: Tensor) -> None:
         """Add nodes that write `k` [Dk, Hk, n_tokens] and `v` [Dv, Hk, n_tokens] to the ubatch's cells."""
@@ -93,7 +129,11 @@ class KVGraph:
         if self._rot_k is not None:
             q = rotate(self._arena, q, self._rot_k.tensor)
         kv = KVView(self.get_k(il), self.get_v(il), self._store.v_trans)
-        out = attend(self._arena, self.path, q, kv, self._mask.tensor, params)
+        if self._observed is not None and self.watches(il):
+            out = self._observed.attend(il, q, kv, self._mask.tensor, params)
+            self._graph.expand(self._observed.masses[il])
+        else:
+            out = attend(self._arena, self.path, q, kv, self._mask.tensor, params)
         return out if self._rot_v is None else rotate(self._arena, out, self._rot_v.tensor)
 
     def get_k(self, il: int) -> Tensor:

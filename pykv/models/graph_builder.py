@@ -9,7 +9,8 @@ import numpy as np
 from pykv.batch import UBatch
 from pykv.cells import SlotInfo
 from pykv.ggml import DType, Graph, GraphInput, Tensor, ops
-from pykv.memory import AttentionPath, KVCache, KVGraph, KVShape
+from pykv.memory import AttentionPath, KVCache, KVGraph, KVShape, MassWatch
+from pykv.typing import BoolArray
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class GraphShape:
 
     kv: KVShape
     n_outputs: int
+    watch: MassWatch | None = None
 
 
 class GraphBuilder:
@@ -30,7 +32,7 @@ class GraphBuilder:
         self.graph, self.shape = graph, shape
         self._arena = graph.arena
         self._spec = cache.spec
-        self.kv = KVGraph(graph, cache, shape.kv, path)
+        self.kv = KVGraph(graph, cache, shape.kv, path, watch=shape.watch)
         n = shape.kv.n_tokens
         self._token = GraphInput(self._arena.tensor(DType.I32, (n,), "tokens"))
         self._pos = GraphInput(self._arena.tensor(DType.I32, (n,), "positions"))
@@ -43,8 +45,8 @@ class GraphBuilder:
         own = (self._token, self._pos, self._out_ids)
         return tuple(i for i in own if i is not None) + self.kv.inputs
 
-    def fill(self, slot: SlotInfo, ubatch: UBatch) -> None:
-        """Write all inputs for a ubatch whose bookkeeping has been applied."""
+    def fill(self, slot: SlotInfo, ubatch: UBatch, chosen: BoolArray | None = None) -> None:
+        """Write all inputs for a ubatch whose bookkeeping has been applied; `chosen` as in `KVGraph.fill`."""
         self._token.array[0, 0, 0] = ubatch.token
         self._pos.array[0, 0, 0] = ubatch.pos[0]
         self._token.commit()
@@ -52,7 +54,7 @@ class GraphBuilder:
         if self._out_ids is not None:
             self._out_ids.array[0, 0, 0] = np.flatnonzero(ubatch.output)
             self._out_ids.commit()
-        self.kv.fill(slot, ubatch)
+        self.kv.fill(slot, ubatch, chosen)
 
     # nodes
 
@@ -94,3 +96,8 @@ class GraphBuilder:
         """Return what the queries see, [Dv * H, n_tokens]."""
         out = self.kv.attend(il, q, scale)
         return ops.reshape(self._arena, out, out.ne[0] * out.ne[1], out.ne[2])
+
+    def observe(self, il: int, q: Tensor, scale: float) -> None:
+        """Let a layer whose outputs nobody needs be observed, if it is to be."""
+        if self.kv.watches(il):
+            self.kv.attend(il, q, scale)

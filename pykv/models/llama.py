@@ -121,6 +121,7 @@ class Llama:
             q, k = b.rope(il, q), b.rope(il, k)
             b.kv.store(il, k, v)
             if is_last and b.shape.n_outputs == 0:
+                b.observe(il, q, hp.kq_scale)
                 return None  # later tokens only need what has been stored
             h = b.attend(il, q, hp.kq_scale)
             h = b.linear(h, layer.wo, layer.bo)

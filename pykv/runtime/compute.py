@@ -5,18 +5,21 @@ Source: spec decode.md sections 4 and 6.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pykv.batch import UBatch
 from pykv.cells import SlotInfo
 from pykv.errors import AllocError
 from pykv.ggml import Arena, Backend, Graph, GraphInput, Sched, Tensor, ops
 from pykv.ggml.owner import Owner
-from pykv.memory import AttentionPlan, KVCache, KVShape
+from pykv.memory import AttentionPlan, KVCache, KVShape, MassWatch
 from pykv.memory.attention import MANY_TOKENS, AttentionPath
 from pykv.models import GraphBuilder, GraphShape
 from pykv.models.llama import Llama
+from pykv.runtime.observe import Watched
 from pykv.typing import F32Array
 
-NODES_PER_LAYER = 64
+NODES_PER_LAYER = 88
 NODES_BESIDE = 64
 
 
@@ -52,27 +55,28 @@ class Compute:
         self._built: BuiltGraph | None = None
         self.n_reused = 0
 
-    def reserve(self, n_tokens: int, n_outputs: int) -> None:
-        """Allocate compute memory for the largest ubatch. Drops the graph at hand.
+    def reserve(self, n_tokens: int, n_outputs: int, watch: MassWatch | None = None) -> None:
+        """Allocate compute memory for the largest ubatch, observed by `watch`. Drops the graph at hand.
 
         Raises
         ------
         AllocError : the memory cannot be had.
         UnsupportedOpError : a node runs on none of the devices.
         """
+        self._built = None
         n_stream = self._cache.n_stream
         n_tokens = -(-n_tokens // n_stream) * n_stream if n_stream > 1 else n_tokens
         purpose = f"n_ubatch={n_tokens} over {self._cache.n_cells} cells"
         for n in self._largest(n_tokens):
             kv = KVShape(n, self._cache.n_cells, 0, n_stream)
-            built = self._build(GraphShape(kv, min(n_outputs, n)))
+            seen = None if watch is None else watch.up_to(n // n_stream)
+            built = self._build(GraphShape(kv, min(n_outputs, n), seen))
             built.graph.check_supported(self._sched.devices)
             self._sched.reserve(built.graph, purpose)
         # a host that overcommits grants memory which it lacks, and ends the process when that is written to
         host = self._sched.backends[-1]
         if self._sched.nbytes_on(host) > host.device.memory_free:
             raise AllocError(f"{purpose}: {self._sched.nbytes_on(host)} bytes of compute buffers are more than is free")
-        self._built = None
 
     def _largest(self, n_tokens: int) -> list[int]:
         """Return the sizes of ubatches that may need the most memory, ascending."""
@@ -92,18 +96,26 @@ class Compute:
         cache.store_v(transposed=wanted)
         self._built = None
 
-    def run(self, shape: KVShape, slot: SlotInfo, ubatch: UBatch, out: F32Array) -> None:
+    def run(
+        self, shape: KVShape, slot: SlotInfo, ubatch: UBatch, out: F32Array, watched: Watched | None = None
+    ) -> Mapping[int, Tensor]:
         """Compute a ubatch whose bookkeeping has been applied; writes its logits into `out` (n_outputs, n_vocab).
+
+        Returns
+        -------
+        The masses that `watched` asks for, see `KVGraph.masses`; they hold until the next ubatch.
 
         Raises
         ------
         ComputeCancelled, ComputeError, AllocError : the ubatch's rows in the cache are then undefined.
         """
-        built = self._graph_for(GraphShape(shape, ubatch.n_outputs))
-        built.builder.fill(slot, ubatch)
+        watch, chosen = (None, None) if watched is None else (watched.watch, watched.chosen)
+        built = self._graph_for(GraphShape(shape, ubatch.n_outputs, watch))
+        built.builder.fill(slot, ubatch, chosen)
         self._sched.compute(built.graph)
         if built.logits is not None:
             built.logits.get_into(out)
+        return built.builder.kv.masses
 
     def close(self) -> None:
         self._built = None

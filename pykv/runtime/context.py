@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -14,11 +15,12 @@ import numpy as np
 from pykv.batch import Batch, BatchBuilder, BatchLimits, ValidBatch, validate
 from pykv.errors import ComputeCancelled, ConcurrentUseError, NoSlotError, ParamError, UseAfterCloseError
 from pykv.ggml import Backend, HeldInterrupt, cpu_device
-from pykv.memory import AttentionPlan, KVCache
+from pykv.memory import AttentionMass, AttentionPlan, KVCache, MassWatch
 from pykv.memory.attention_choice import AttentionInUse
 from pykv.memory.kv_context import KVContext
 from pykv.runtime.compute import Compute
 from pykv.runtime.memory_layout import attention_choice, kv_places, kv_settings
+from pykv.runtime.observe import Observer, Watched
 from pykv.runtime.outputs import Outputs
 from pykv.runtime.params import ContextParams, resolve
 from pykv.typing import BoolArray, F32Array
@@ -55,6 +57,7 @@ class Context:
         self._choice = attention_choice(model, self.params, spec, attention)
         self.attention = self._choice.plan
         self.traces: list[Trace] = []
+        self._observer: Observer | None = None
         self.memory = KVCache(
             spec,
             kv_settings(self.params, self.attention),
@@ -64,6 +67,7 @@ class Context:
         self._cancel = self.memory.guard.flag  # one for all: moving rows stops at it between two steps
         try:
             self._compute = self._make_compute()
+            self._reserve()
         except BaseException:
             self.memory.close()
             raise
@@ -190,8 +194,39 @@ class Context:
         self._require_open()
         return Trace(self, path, tokens=tokens)
 
+    def observe(self, layers: Sequence[int] | None = None, what: AttentionMass | None = None) -> Observer:
+        """Note from now on how much attention each cell receives, in every ubatch that is decoded.
+
+        Decoding computes the same as without, to the bit. On the fused path that costs little. Beside "flash", and for
+        a prompt whose last tokens alone count, the weights of those tokens are computed once more: with all tokens of a
+        long prompt, in as much memory as "matmul" takes.
+
+        Parameters
+        ----------
+        layers : the layers to observe; None = all that have attention.
+        what : which part of their attention; None = all of it, in one sum for each cell.
+
+        Returns
+        -------
+        What to iterate over for observations; it ends when it or the context is closed.
+
+        Raises
+        ------
+        ParamError : no such layer or head, or an observer is open already.
+        AllocError : the memory for it cannot be had.
+        ConcurrentUseError : another thread is decoding, or using the memory.
+        """
+        self._require_open()
+        with self.memory.guard:
+            if self._observer is not None:
+                raise ParamError("observe: another observer of this context is open; close it first")
+            observer = Observer(self, layers, what, self._unobserve)
+            self._reserve(observer.widest(self.n_batch, self.params.n_seq_max))
+            self._observer = observer
+        return observer
+
     def close(self) -> None:
-        """Free the memory and the scheduler, end all traces. Safe to call twice.
+        """Free the memory and the scheduler, end all traces and observers. Safe to call twice.
 
         Raises
         ------
@@ -206,6 +241,8 @@ class Context:
                 self._closed = True
                 for trace in tuple(self.traces):
                     trace.close()
+                if self._observer is not None:
+                    self._observer.close()
                 self._compute.close()
                 for backend in self._backends:
                     backend.close()
@@ -234,8 +271,10 @@ class Context:
         self._compute.lay_out_v(valid.n_tokens)
         outputs = Outputs(valid.n_outputs, self.model.hparams.n_vocab)
         self._logits = None
-        for i in range(len(plan.ubatches)):
-            self._step(plan, i, outputs)
+        observer = self._observer
+        watches = [None] * len(plan.ubatches) if observer is None else observer.watches(plan.ubatches)
+        for i, watched in enumerate(watches):
+            self._step(plan, i, outputs, watched)
         self._logits, self._wanted = outputs.in_batch_order(), valid.output
 
     def _decode_heard(self, batch: Batch | BatchBuilder) -> None:
@@ -262,7 +301,7 @@ class Context:
             raise NoSlotError(f"no room for {valid.n_tokens} tokens: {used}")
         return plan
 
-    def _step(self, plan: KVContext, i: int, outputs: Outputs) -> None:
+    def _step(self, plan: KVContext, i: int, outputs: Outputs, watched: Watched | None) -> None:
         """Apply and compute one ubatch; if that fails, take its tokens out again."""
         ubatch = plan.ubatches[i]
         if self._cancel:
@@ -270,7 +309,9 @@ class Context:
         shape = plan.apply(i)
         try:
             room = outputs.room_for(ubatch.batch_idxs[ubatch.output])
-            self._compute.run(shape, plan.slots[i], ubatch, room)
+            masses = self._compute.run(shape, plan.slots[i], ubatch, room, watched)
+            if watched is not None:
+                watched.hear(plan.slots[i], ubatch, masses)
         except BaseException:
             self._compute.drop_graph()
             plan.retract(i)
@@ -280,10 +321,17 @@ class Context:
         params, model = self.params, self.model
         devices = [d for d in model.placement.devices if d.kind != "cpu"] + [cpu_device()]
         self._backends = [Backend(device, params.n_threads, self._cancel) for device in devices]
-        compute = Compute(model.architecture, self.memory, self.attention, self._backends, model.owners)
-        n_tokens = min(params.n_ctx, params.n_ubatch)
-        compute.reserve(n_tokens, min(n_tokens, params.n_outputs_max))
-        return compute
+        return Compute(model.architecture, self.memory, self.attention, self._backends, model.owners)
+
+    def _reserve(self, watch: MassWatch | None = None) -> None:
+        """Allocate memory for the largest ubatch, and drop the graph at hand."""
+        n_tokens = min(self.params.n_ctx, self.params.n_ubatch)
+        self._compute.reserve(n_tokens, min(n_tokens, self.params.n_outputs_max), watch)
+
+    def _unobserve(self) -> None:
+        with self.memory.guard:
+            self._observer = None
+            self._compute.drop_graph()
 
     def _require_open(self) -> None:
         if self._closed:

@@ -62,6 +62,18 @@ def test_moves_leave_the_sequence_that_shares_cells_alone(smollm2_path):
     assert shape == "(5, 3, 64)"
 
 
+@pytest.mark.model
+def test_attention_shows_six_cells_of_falling_share(smollm2_path):
+    rows = [
+        line.split("%", 1) for line in run_example("attention.py", PYKV_CACHE=str(smollm2_path.parent)).splitlines()
+    ]
+    shares, words = [int(share) for share, _ in rows], [word.strip() for _, word in rows]
+    assert shares == sorted(shares, reverse=True)
+    assert len(rows) == 6
+    assert sum(shares) <= 103  # rounded
+    assert "'Alice'" in words or "' Alice'" in words or "' hat'" in words or "' is'" in words
+
+
 def test_agents_md_maps_every_module_that_tests_share():
     here = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "support").glob("*.py")}
     assert {path for path in mapped_files() if path.startswith("tests/support/")} == here

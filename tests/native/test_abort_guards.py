@@ -207,6 +207,19 @@ BUILDING: dict[str, Guard] = {
         "c = context(); x = tensor(c, F32, 4, 4);lib.ggml_soft_max_ext(c, lib.ggml_transpose(c, x), x, 1.0, 0.0)",
         lambda a, t: ops.soft_max(a, ops.transpose(a, t(F32, 4, 4)), t(F32, 4, 4), 1.0),
     ),
+    "out_prod of different numbers of columns": (
+        "c = context(); lib.ggml_out_prod(c, tensor(c, F32, 8, 2), tensor(c, F32, 1, 3))",
+        lambda a, t: ops.out_prod(a, t(F32, 8, 2), t(F32, 1, 3)),
+    ),
+    "out_prod of a transposed tensor": (
+        "c = context(); lib.ggml_out_prod(c, lib.ggml_transpose(c, tensor(c, F32, 2, 8)), tensor(c, F32, 1, 2))",
+        lambda a, t: ops.out_prod(a, ops.transpose(a, t(F32, 2, 8)), t(F32, 1, 2)),
+    ),
+    "column_max of more than floats count": (
+        "c = context(); x = tensor(c, F32, 1, 2**24 + 1);"
+        "lib.ggml_pool_2d(c, x, lib.GGML_OP_POOL_MAX, 1, 2**24 + 3, 1, 1, 0, 0)",
+        lambda a, t: ops.column_max(a, t(F32, 1, 2**24 + 1)),
+    ),
     "rope with too few positions": (
         "c = context(); lib.ggml_rope_ext(c, tensor(c, F32, 8, 1, 3), tensor(c, I32, 2), ffi.NULL,"
         " 8, 0, 0, 1e4, 1, 0, 1, 32, 1)",
@@ -376,6 +389,10 @@ COMPUTING: dict[str, Guard] = {
     "soft_max of f16": (
         "c = context(); compute(c, lib.ggml_soft_max_ext(c, tensor(c, F16, 8), tensor(c, F32, 8), 1.0, 0.0))",
         lambda a, t: ops.soft_max(a, t(F16, 8), t(F32, 8), 1.0),
+    ),
+    "out_prod of bf16": (
+        "c = context(); compute(c, lib.ggml_out_prod(c, tensor(c, BF16, 8, 2), tensor(c, F32, 1, 2)))",
+        lambda a, t: ops.out_prod(a, t(DType.BF16, 8, 2), t(F32, 1, 2)),
     ),
     "rope of bf16": (
         "c = context(); compute(c, lib.ggml_rope_ext(c, tensor(c, BF16, 8, 1, 3), tensor(c, I32, 3), ffi.NULL,"

@@ -58,3 +58,11 @@ def swiglu(arena: Arena, gate: Tensor, up: Tensor) -> Tensor:
     ok = is_evenly_spaced(gate) and is_evenly_spaced(up)
     require(ok, "swiglu", "the rows are not evenly spaced", gate, up)
     return arena.node(lib.ggml_swiglu_split, (gate, up))
+
+
+def column_max(arena: Arena, a: Tensor) -> Tensor:
+    """Return the largest element of each column: `a` [m, n, n2, n3], contiguous → [m, 1, n2, n3], f32."""
+    require_dtype("column_max", a, DType.F32)
+    require(a.is_contiguous and max(a.ne[:2]) < 2**24, "column_max", "not contiguous, or too large", a)
+    # note: ggml reckons the size of the result in floats, which count to 2^24
+    return arena.node(lib.ggml_pool_2d, (a,), lib.GGML_OP_POOL_MAX, 1, a.ne[1], 1, a.ne[1], 0.0, 0.0)

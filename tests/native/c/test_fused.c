@@ -245,13 +245,15 @@ static double nmse(const float * x, const double * y, size_t n, double * worst) 
 static double * expected_mass(const struct pykv_attn * a, const struct pykv_attn_mass * what, const double * share) {
     const int group = a->n_head / a->n_head_kv;
     double * out = calloc((size_t) a->n_stream * (size_t) a->n_head_kv * (size_t) a->n_kv, sizeof *out);
+    const int n_runs = what->all_heads ? 1 : a->n_head_kv;
     for (int s = 0; s < a->n_stream; ++s) {
         for (int r = what->first_row; r < what->end_row; ++r) {
             for (int h = 0; h < a->n_head; ++h) {
                 for (int c = 0; c < a->n_kv; ++c) {
-                    double * to = &out[((size_t) s * a->n_head_kv + h / group) * a->n_kv + c];
+                    double * to = &out[((size_t) s * n_runs + h / group % n_runs) * a->n_kv + c];
                     const double x = share[(((size_t) s * a->n_rows + r) * a->n_head + h) * a->n_kv + c] *
-                                     (what->head_weight ? what->head_weight[h] : 1);
+                                     (what->head_weight ? what->head_weight[h] : 1) *
+                                     (what->row_weight ? what->row_weight[s * a->n_rows + r] : 1);
                     *to = what->largest ? (x > *to ? x : *to) : *to + x;
                 }
             }
@@ -269,14 +271,24 @@ static void check(struct test * t, const char * isa) {
     float * out[2] = {numbers(n), numbers(n)}, * mass[2] = {numbers(n_mass), numbers(n_mass)}, * weight = numbers((size_t) a->n_head);
     double * truth = malloc(n * sizeof *truth), * share = malloc(sizeof *share * a->n_kv * a->n_head * a->n_rows * a->n_stream);
     for (int i = 0; i < a->n_head; ++i) weight[i] = below(2) ? 1.0f : 0.0f;
-    struct pykv_attn_mass what = {below(a->n_rows), a->n_rows, below(2) ? weight : NULL, below(2), NULL};
+    float * rows = numbers((size_t) (a->n_rows * a->n_stream));
+    for (int i = 0; i < a->n_rows * a->n_stream; ++i) rows[i] = below(2) ? 1.0f : 0.0f;
+    struct pykv_attn_mass what = {
+        .first_row = below(a->n_rows),
+        .end_row = a->n_rows,
+        .head_weight = below(2) ? weight : NULL,
+        .row_weight = below(2) ? rows : NULL,
+        .largest = below(2),
+        .all_heads = below(2),
+    };
+    const size_t n_counted = what.all_heads ? n_mass / (size_t) a->n_head_kv : n_mass;
     if (pykv_attn_refusal(a)) fail(pykv_attn_refusal(a));
     for (int i = 0; i < 2; ++i) {
         a->out = out[i], what.out = mass[i];
         run(a, &what, i ? 2 + below(15) : 1);
     }
     if (memcmp(out[0], out[1], n * sizeof **out)) fail("results differ with the number of threads");
-    if (memcmp(mass[0], mass[1], n_mass * sizeof **mass)) fail("masses differ with the number of threads");
+    if (memcmp(mass[0], mass[1], n_counted * sizeof **mass)) fail("masses differ with the number of threads");
     a->keep_weights = false;
     a->scratch = numbers(pykv_attn_scratch_floats(a));
     pykv_attn_cells(a, 0, 1), pykv_attn_merge(a, 0, 1);
@@ -285,7 +297,7 @@ static void check(struct test * t, const char * isa) {
     if (memcmp(out[0], out[1], n * sizeof **out)) fail("results differ when weights are kept");
     reference_attention(a, truth, share);
     double worst, worst_mass, * masses = expected_mass(a, &what, share);
-    const double error = nmse(out[0], truth, n, &worst), mass_error = nmse(mass[0], masses, n_mass, &worst_mass);
+    const double error = nmse(out[0], truth, n, &worst), mass_error = nmse(mass[0], masses, n_counted, &worst_mass);
     if (error > largest_error) largest_error = error;
     if (mass_error > largest_mass_error) largest_mass_error = mass_error;
     // queries in 16 bits, where K is read as codes
@@ -296,7 +308,7 @@ static void check(struct test * t, const char * isa) {
         fail("too far from the reference");
     }
     for (int i = 0; i < 2; ++i) free(out[i]), free(mass[i]);
-    free(truth), free(share), free(masses), free(weight);
+    free(truth), free(share), free(masses), free(weight), free(rows);
 }
 
 int main(int argc, char ** argv) {
