@@ -139,8 +139,10 @@ class Arena(Owner):
         self._borrowed[tensor] = None
 
     def note_index(self, index: Tensor, n_rows: int) -> None:
-        """Note that nodes here read rows by a tensor's values, which lie below `n_rows`."""
+        """Note that nodes here read rows by a tensor's values, which must lie below `n_rows`; computed ones do."""
         home = index.base or index
+        if home.is_node:
+            return
         if home.row_index is None:
             home.row_index = RowIndex(home, n_rows)
             home.as_output()  # or a scheduler would use its memory for other values

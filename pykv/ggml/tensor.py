@@ -32,9 +32,13 @@ class Tensor:
     is_node : whether it is computed.
     index : how many tensors its arena made before it.
     row_index : what it may name, if it names rows of other tensors.
+    values_below : a bound of its values, whole numbers from 0, if the way that they are computed vouches for it.
     """
 
-    __slots__ = ("arena", "base", "dtype", "epoch", "index", "is_node", "nb", "ne", "owner", "raw", "row_index")
+    __slots__ = (
+        *("arena", "base", "dtype", "epoch", "index", "is_node", "nb", "ne"),
+        *("owner", "raw", "row_index", "values_below"),
+    )
 
     def __init__(self, raw: Any, arena: Arena, view_of: Tensor | None = None, *, is_node: bool = False) -> None:
         self.raw, self.arena = raw, arena
@@ -45,6 +49,7 @@ class Tensor:
         self.base: Tensor | None = None if view_of is None else view_of.base or view_of
         self.is_node, self.index, self.epoch = is_node, arena.n_used - 1, arena.epoch
         self.row_index: RowIndex | None = None
+        self.values_below: int | None = None
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.dtype.label}, {list(self.ne)})"

@@ -90,8 +90,11 @@ def _layer(record: Any, n_factors: int, factors: Sequence[Tensor] | None) -> Lay
 
 
 def _rope(record: Mapping[str, Any]) -> RopeParams:
+    sections = record.get("sections", (0, 0, 0, 0))
+    if not isinstance(sections, (list, tuple)) or len(sections) != 4 or any(as_int(n) is None for n in sections):
+        raise ParamError(f"spec: rope sections={sections!r} must be four numbers")
     for name, value in record.items():
         is_whole = name in ("n_dims", "n_ctx_orig")
-        if name != "mode" and (as_int(value) if is_whole else as_number(value)) is None:
+        if name not in ("mode", "sections") and (as_int(value) if is_whole else as_number(value)) is None:
             raise ParamError(f"spec: rope {name}={value!r} must be a number")
-    return RopeParams(**record)
+    return RopeParams(**{**record, "sections": tuple(sections)})

@@ -146,7 +146,7 @@ def test_soft_max_refuses_types_and_layouts(arena):
     with pytest.raises(TensorError, match="wants f32 or f16"):
         ops.soft_max(arena, x, arena.tensor(DType.BF16, (10, 10)), 1.0)
     for pair in ((ops.transpose(arena, x), mask), (x, ops.transpose(arena, mask))):
-        with pytest.raises(TensorError, match="mask does not fit"):
+        with pytest.raises(TensorError, match=r"mask does not fit|contiguous"):
             ops.soft_max(arena, *pair, 1.0)
 
 

@@ -123,11 +123,12 @@ BUILDING: dict[str, Guard] = {
         lambda a, t: ops.mul(a, t(F32, 4), t(F32, 8)),
     ),
     "scale of a transposed tensor": (
-        "c = context(); lib.ggml_scale(c, lib.ggml_transpose(c, tensor(c, F32, 4, 3)), 2.0)",
+        "c = context(); lib.ggml_scale_bias(c, lib.ggml_transpose(c, tensor(c, F32, 4, 3)), 2.0, 0.0)",
         lambda a, t: ops.scale(a, ops.transpose(a, t(F32, 4, 3)), 2.0),
     ),
     "scale of odd strides": (
-        "c = context(); lib.ggml_scale(c, lib.ggml_permute(c, tensor(c, F32, 4, 1, 5, 1), 0, 2, 1, 3), 2.0)",
+        "c = context(); x = tensor(c, F32, 4, 1, 5, 1);"
+        "lib.ggml_scale_bias(c, lib.ggml_permute(c, x, 0, 2, 1, 3), 2.0, 0.0)",
         lambda a, t: ops.scale(a, ops.permute(a, t(F32, 4, 1, 5, 1), 0, 2, 1, 3), 2.0),
     ),
     "tanh of a transposed tensor": (
@@ -310,12 +311,12 @@ COMPUTING: dict[str, Guard] = {
         lambda a, t: ops.mul(a, ops.transpose(a, t(F32, 4, 4)), t(F32, 4, 4)),
     ),
     "scale of f16": (
-        "c = context(); compute(c, lib.ggml_scale(c, tensor(c, F16, 4), 2.0))",
+        "c = context(); compute(c, lib.ggml_scale_bias(c, tensor(c, F16, 4), 2.0, 0.0))",
         lambda a, t: ops.scale(a, t(F16, 4), 2.0),
     ),
     "scale of rows with gaps": (
         "c = context(); v = lib.ggml_view_4d(c, tensor(c, F32, 4, 3), 2, 3, 1, 1, 16, 48, 48, 0);"
-        "compute(c, lib.ggml_scale(c, v, 2.0))",
+        "compute(c, lib.ggml_scale_bias(c, v, 2.0, 0.0))",
         lambda a, t: ops.scale(a, ops.view(a, t(F32, 4, 3), (2, 3, 1, 1), (16, 48, 48)), 2.0),
     ),
     "tanh of i32": (

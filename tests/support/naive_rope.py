@@ -22,6 +22,24 @@ def yarn_ramp(n_dims: int, n_ctx_orig: int, base: float, beta_fast: float, beta_
     return 1 - np.clip((np.arange(n_dims // 2) - low) / max(0.001, high - low), 0, 1)
 
 
+def axis_of_pairs(mode: str, n_pairs: int, sections: tuple[int, int, int, int]) -> list[int]:
+    """Return which axis of the position each pair turns by.
+
+    In M-RoPE (Qwen2-VL) each axis has a run of pairs, and the runs begin anew after the last. In its interleaved form
+    (Qwen3-VL) the first three axes take turns, for as long as all before them have had theirs; the fourth gets what is
+    left.
+    """
+    if mode == "mrope":
+        runs = [axis for axis, n in enumerate(sections) for _ in range(n)]
+        return [runs[pair % len(runs)] for pair in range(n_pairs)]
+    axes = []
+    for pair in range(n_pairs):
+        pair %= sum(sections)
+        turn, axis = divmod(pair, 3)
+        axes.append(axis if turn < sections[axis] else 3)
+    return axes
+
+
 def naive_rope(
     x: np.ndarray,
     pos: np.ndarray,
@@ -35,9 +53,10 @@ def naive_rope(
     attn_factor: float = 1.0,
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
+    sections: tuple[int, int, int, int] = (0, 0, 0, 0),
     factors: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return x (n_tokens, n_head, head) rotated by pos (n_tokens,)."""
+    """Return x (n_tokens, n_head, head) rotated by pos (n_tokens,), or (4, n_tokens) where there are sections."""
     pairs = np.arange(n_dims // 2)
     freq = freq_base ** (-2.0 * pairs / n_dims)
     if factors is not None:
@@ -47,7 +66,11 @@ def naive_rope(
     if ext_factor:
         keep = yarn_ramp(n_dims, n_ctx_orig, freq_base, beta_fast, beta_slow) * ext_factor
         scale = attn_factor * (1 + 0.1 * np.log(1 / freq_scale))
-    angle = pos[:, None] * freq * (freq_scale * (1 - keep) + keep)
+    if any(sections):
+        pos = pos[axis_of_pairs(mode, n_dims // 2, sections)].T  # (n_tokens, pairs)
+    else:
+        pos = pos[:, None]
+    angle = pos * freq * (freq_scale * (1 - keep) + keep)
     cos, sin = scale * np.cos(angle)[:, None], scale * np.sin(angle)[:, None]
     first, second = (2 * pairs, 2 * pairs + 1) if mode == "norm" else (pairs, pairs + n_dims // 2)
     out = x.astype(np.float64).copy()

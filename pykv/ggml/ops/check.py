@@ -37,3 +37,19 @@ def is_evenly_spaced(a: Tensor) -> bool:
     """Whether rows are dense and lie at equal distances over all dims, gaps allowed."""
     stride = a.nb[1] * a.ne[1]
     return a.has_dense_rows and (a.ne[2] == 1 or a.nb[2] == stride) and (a.ne[3] == 1 or a.nb[3] == stride * a.ne[2])
+
+
+def require_writable(op: str, a: Tensor) -> None:
+    """Raise `TensorError` if the memory that the operation changes must not be written."""
+    require(not a.is_read_only, op, "the memory is read-only", a)
+
+
+def require_index(op: str, index: Tensor, n_rows: int) -> None:
+    """Raise `TensorError` if an index is computed by what does not vouch for values below `n_rows`.
+
+    One that the caller fills is looked at before each computation: `Arena.note_index`.
+    """
+    home = index.base or index
+    require(not home.is_node or home.values_below is not None, op, "indices that are computed cannot be checked", index)
+    below = home.values_below
+    require(below is None or below <= n_rows, op, f"the index is over {below} rows, and there are {n_rows}", index)

@@ -1,4 +1,4 @@
-"""Views, permutations and copies."""
+"""Views, permutations, copies and joins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import prod
 
 from pykv._native import lib
 from pykv.ggml.arena import Arena
-from pykv.ggml.ops.check import FLOATS, READABLE, STORABLE, require, require_dtype
+from pykv.ggml.ops.check import FLOATS, READABLE, STORABLE, require, require_dtype, require_writable
 from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType
 
@@ -79,6 +79,39 @@ def cast(arena: Arena, a: Tensor, dtype: DType) -> Tensor:
         ok = dtype == DType.F32 and a.n_elements <= 2**32  # ggml counts them in 32 bits
     require(ok, "cast", f"cannot become {dtype.label}", a)
     return arena.node(lib.ggml_cast, (a,), dtype)
+
+
+def cpy(arena: Arena, a: Tensor, target: Tensor) -> Tensor:
+    """Write the elements of `a`, in ne order, into those of `target`; mutates `target`. Returns a view of it.
+
+    Both are floats and may have any strides and different shapes of as many elements; or `target` is of a quantised
+    type that a cache may hold, contiguous, and `a` a float of its shape with dense rows. They must not overlap.
+    """
+    require_dtype("cpy", a, *FLOATS)
+    require_dtype("cpy", target, *STORABLE)
+    ok = target.dtype in FLOATS or (a.ne == target.ne and a.has_dense_rows and target.is_contiguous)
+    require(ok and a.n_elements == target.n_elements, "cpy", "shapes or layouts do not fit", a, target)
+    require_writable("cpy", target)
+    return arena.node(lib.ggml_cpy, (a, target), view_of=target)
+
+
+def concat(arena: Arena, a: Tensor, b: Tensor, dim: int) -> Tensor:
+    """Return `b` behind `a` along a dim, floats of one type with any strides; all other dims are equal."""
+    require_dtype("concat", a, *FLOATS)
+    ok = dim in (0, 1, 2, 3) and a.dtype == b.dtype and all(a.ne[i] == b.ne[i] for i in range(4) if i != dim)
+    require(ok, "concat", f"types differ, or dims other than dim={dim}", a, b)
+    a.dtype.check_size([n + b.ne[i] * (i == dim) for i, n in enumerate(a.ne)])
+    return arena.node(lib.ggml_concat, (a, b), dim)
+
+
+def repeat(arena: Arena, a: Tensor, *ne: int) -> Tensor:
+    """Return `a`, a float with dense rows, repeated to other dims, one to four of them: multiples of its own."""
+    require_dtype("repeat", a, *FLOATS)
+    whole = (*ne, 1, 1, 1)[:4]
+    ok = 1 <= len(ne) <= 4 and min(ne) >= 1 and all(n % own == 0 for n, own in zip(whole, a.ne, strict=True))
+    require(ok and a.has_dense_rows, "repeat", f"cannot become {list(ne)}", a)
+    a.dtype.check_size(whole)
+    return arena.node(lib.ggml_repeat_4d, (a,), *whole)
 
 
 def pad(arena: Arena, a: Tensor, n: int) -> Tensor:
