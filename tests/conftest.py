@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from support.oracle import Oracle, OracleError
-from support.tiny_gguf import TINY_MODELS, TinyModel
+from support.tiny.model import TinyFile
+from support.tiny_gguf import TINY_MODELS
 
 
 def _real_model(variable: str, name: str) -> Path:
@@ -37,12 +38,12 @@ def gemma3_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def write_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TinyModel], Path]:
+def write_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TinyFile], Path]:
     """Write tiny models, each shape once a session."""
     folder = tmp_path_factory.mktemp("tiny-gguf")
-    written: dict[TinyModel, Path] = {}
+    written: dict[TinyFile, Path] = {}
 
-    def write(model: TinyModel) -> Path:
+    def write(model: TinyFile) -> Path:
         if model not in written:
             written[model] = model.write(folder / f"{len(written):02}-{model.arch}.gguf")
         return written[model]
@@ -51,7 +52,7 @@ def write_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TinyModel]
 
 
 @pytest.fixture(scope="session")
-def tiny_paths(write_tiny: Callable[[TinyModel], Path]) -> dict[str, Path]:
+def tiny_paths(write_tiny: Callable[[TinyFile], Path]) -> dict[str, Path]:
     """Every model of `TINY_MODELS` as a file."""
     return {name: write_tiny(model) for name, model in TINY_MODELS.items()}
 

@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 from support.naive_llama import NaiveLlama
-from support.tiny_gguf import SPECIALS, TinyModel, byte_letters, vocabulary
+from support.tiny.vocab import SPECIALS, byte_letters, vocabulary
+from support.tiny_gguf import TinyModel
 from typer.testing import CliRunner
 
 from pykv.cli.app import app
