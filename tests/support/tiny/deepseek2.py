@@ -141,5 +141,5 @@ MODELS = {
     ),
     "deepseek2-27l-lite": DeepSeek2(seed=145, n_layer=27, n_embd=32, n_head=2, n_ff=48, n_ff_exp=16),
     "deepseek2-3l-yarn": DeepSeek2(seed=144, n_layer=3, yarn_factor=8.0),
-    "deepseek2-4l-qrank-f16": DeepSeek2(seed=142, q_rank=24, n_dense=2, matrices="f16"),
+    "deepseek2-3l-qrank-f16": DeepSeek2(seed=146, n_layer=3, q_rank=24, matrices="f16"),
 }

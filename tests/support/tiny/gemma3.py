@@ -64,5 +64,5 @@ MODELS = {
     ),
     "gemma3-3l-w16-linear": Gemma3(seed=114, n_layer=3, n_swa=16, pattern=3, rope_factor=8.0),
     "gemma3-2l-no-window": Gemma3(seed=115, n_layer=2, n_swa=0),
-    "gemma3-7l-w32-f16": Gemma3(seed=111, n_layer=7, matrices="f16"),
+    "gemma3-4l-w16-every2-f16": Gemma3(seed=112, n_layer=4, n_swa=16, pattern=2, matrices="f16"),
 }
