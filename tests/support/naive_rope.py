@@ -34,8 +34,7 @@ def axis_of_pairs(mode: str, n_pairs: int, sections: tuple[int, int, int, int]) 
         return [runs[pair % len(runs)] for pair in range(n_pairs)]
     axes = []
     for pair in range(n_pairs):
-        pair %= sum(sections)
-        turn, axis = divmod(pair, 3)
+        turn, axis = divmod(pair % sum(sections), 3)
         axes.append(axis if turn < sections[axis] else 3)
     return axes
 
