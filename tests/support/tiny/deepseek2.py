@@ -113,7 +113,10 @@ class DeepSeek2(TinyTransformer):
         return shapes | ({"exp_probs_b.bias": (self.n_expert,)} if self.is_v3 else {})
 
     def rules(self) -> Rules:
+        added = mixing(min(1.0, (4 / self.n_layer) ** 0.5))  # many layers amplify rounding, unless each adds little
         return (
+            ("*attn_output.weight", added),
+            ("*ffn_down*.weight", added),
             ("*exp_probs_b.bias", around(0.0, 0.02)),
             ("*attn_q_b.weight", mixing(2.0)),
             ("*attn_kv_a_mqa.weight", mixing(1.5)),

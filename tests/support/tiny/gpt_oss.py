@@ -56,7 +56,16 @@ class GptOss(TinyTransformer):
 MODELS = {
     "gpt-oss-4l-w32": GptOss(seed=151),
     "gpt-oss-3l-wide-w16-8experts": GptOss(
-        seed=152, n_layer=3, n_embd=96, n_head=3, n_head_kv=1, head_dim=64, n_swa=16, n_expert=8, n_expert_used=3
+        seed=152,
+        n_layer=3,
+        n_embd=96,
+        n_head=3,
+        n_head_kv=1,
+        head_dim=64,
+        n_swa=16,
+        n_expert=8,
+        n_expert_used=3,
+        n_ff=32,
     ),
     "gpt-oss-2l-w64-yarn": GptOss(seed=153, n_layer=2, n_swa=64, yarn_factor=8.0),
     "gpt-oss-4l-w32-f16": GptOss(seed=151, matrices="f16"),

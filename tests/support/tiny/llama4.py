@@ -1,9 +1,9 @@
 """Llama 4 (text): windows in chunks, whole layers without RoPE and with a position-dependent temperature, experts.
 
 llama.cpp fixes three numbers that no key changes: chunks of 8192 positions, every fourth layer without RoPE, and a
-temperature that starts to rise at position 8191. (A window of 0 would mean none of the three, but llama.cpp ends its
-process in such a model.) Chunks and temperature therefore show only in prompts longer than
-that; the models are as small as can be so that such a prompt takes seconds.
+temperature that starts to rise at position 8191. Chunks and temperature therefore show only in prompts longer than
+that; the models are as small as can be so that such a prompt takes seconds. A window of 0 would mean none of the
+three, but llama.cpp ends its process in such a model, and in one of fewer than four layers.
 """
 
 from __future__ import annotations

@@ -39,6 +39,8 @@ class Qwen2Vl(TinyTransformer):
 
 MODELS = {
     "qwen2vl-3l": Qwen2Vl(seed=231),
-    "qwen2vl-2l-wide": Qwen2Vl(seed=232, n_layer=2, n_head=2, n_head_kv=1, head_dim=64, sections=(8, 12, 12, 0)),
+    "qwen2vl-2l-wide": Qwen2Vl(
+        seed=232, n_layer=2, n_embd=192, n_head=3, n_head_kv=1, head_dim=64, n_ff=64, sections=(8, 12, 12, 0)
+    ),
     "qwen2vl-3l-f16": Qwen2Vl(seed=231, matrices="f16"),
 }
