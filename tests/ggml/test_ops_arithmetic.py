@@ -1,13 +1,15 @@
-"""Elementwise operations against numpy."""
+"""Elementwise arithmetic against numpy."""
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
-from support.cpu_graph import run
+from support.cpu_graph import Bench, run
 
 from pykv.errors import TensorError
-from pykv.ggml import Arena, DType, Tensor, ops
+from pykv.ggml import Arena, Buffer, DType, Tensor, cpu_device, ops
 
 RNG = np.random.default_rng(5)
 
@@ -22,22 +24,30 @@ def arena() -> Arena:
 
 
 SHAPES = [((4,), (4,)), ((3, 5), (3, 5)), ((3, 5), (5,)), ((3, 5), (1, 1)), ((2, 3, 4, 8), (3, 1, 4)), ((2, 6), (2, 3))]
+BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 
 
 @pytest.mark.parametrize(("a_shape", "b_shape"), SHAPES)
-@pytest.mark.parametrize(("op", "expect"), [(ops.add, np.add), (ops.mul, np.multiply)])
-def test_second_operand_repeats_over_the_first(op, expect, a_shape, b_shape):
+@pytest.mark.parametrize("name", BINARY)
+def test_second_operand_repeats_over_the_first(name, a_shape, b_shape):
     a, b = normal(*a_shape), normal(*b_shape)
     tiles = np.divide(a.shape, (1,) * (a.ndim - b.ndim) + b.shape).astype(int)
-    out = run(op, a, b)
-    assert np.array_equal(out.reshape(a_shape), expect(a, np.tile(b, tiles)))
+    out = run(getattr(ops, name), a, b)
+    assert np.array_equal(out.reshape(a_shape), BINARY[name](a, np.tile(b, tiles)))
 
 
-@pytest.mark.parametrize("op", [ops.add, ops.mul])
-def test_half_floats_keep_the_type_of_the_first(op):
+@pytest.mark.parametrize("name", BINARY)
+def test_second_operand_may_be_transposed(name):
+    a, b = normal(3, 5), normal(5, 3)
+    out = run(lambda c, x, y: getattr(ops, name)(c, x, ops.transpose(c, y)), a, b)
+    assert np.array_equal(out[0, 0], BINARY[name](a, b.T))
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_half_floats_keep_the_type_of_the_first(name):
     a, b = normal(4, 6).astype(np.float16), normal(6)
-    out = run(op, a, b)
-    wide = a.astype(np.float32) + b if op is ops.add else a.astype(np.float32) * b
+    out = run(getattr(ops, name), a, b)
+    wide = BINARY[name](a.astype(np.float32), b)
     assert out.dtype == np.float16
     assert np.array_equal(out.reshape(a.shape), wide.astype(np.float16))
 
@@ -49,55 +59,85 @@ def test_bf16_plus_f32_rounds_to_bf16():
     assert np.abs(out - (stored + b)).max() <= np.abs(stored + b).max() * 2**-8
 
 
-def test_scale_and_tanh():
+@pytest.mark.parametrize("bias", [0.0, 1.0, -0.25])
+def test_scale(bias):
     a = normal(3, 7)
-    assert np.array_equal(run(lambda c, x: ops.scale(c, x, -2.5), a)[0, 0], a * np.float32(-2.5))
-    assert np.allclose(run(ops.tanh, a)[0, 0], np.tanh(a), rtol=1e-6, atol=1e-7)
+    expect = a.astype(np.float64) * -2.5 + bias
+    assert np.allclose(run(lambda c, x: ops.scale(c, x, -2.5, bias), a)[0, 0], expect, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("eps", [0.0, 1e-5, 1.0])
-def test_rms_norm(eps):
-    a = normal(2, 3, 64)
-    expect = a / np.sqrt((a.astype(np.float64) ** 2).mean(-1, keepdims=True) + eps)
-    assert np.allclose(run(lambda c, x: ops.rms_norm(c, x, eps), a)[0], expect, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize("value", [-np.inf, 0.0, 1.5])
+def test_fill(value, kind):
+    out = run(lambda c, x: ops.fill(c, x, value), normal(2, 3).astype(kind))
+    assert out.dtype == kind
+    assert (out == value).all()
 
 
-def test_rms_norm_and_weight_in_one_kernel_of_many_rows():
-    a, w = normal(5, 4, 32), normal(32)
-    out = run(lambda c, x, y: ops.mul(c, ops.rms_norm(c, x, 1e-6), y), a, w)[0]
-    assert np.allclose(out, a / np.sqrt((a**2).mean(-1, keepdims=True) + 1e-6) * w, rtol=1e-5, atol=1e-6)
+def changed(build, array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return what an operation that mutates makes of its operand, and the view that it returns."""
+    bench = Bench()
+    operand = bench.put(array)
+    view = build(bench.nodes, operand)
+    with bench.computed(view):
+        return operand.numpy().reshape(array.shape), view.raw_bytes().view(array.dtype)
 
 
-@pytest.mark.parametrize(("kind", "rtol"), [(np.float32, 1e-5), (np.float16, 2e-3)])
-def test_swiglu(kind, rtol):
-    gate, up = normal(3, 40).astype(kind), normal(3, 40).astype(kind)
-    wide = gate.astype(np.float64)
-    expect = wide / (1 + np.exp(-wide)) * up.astype(np.float64)
-    assert np.allclose(run(ops.swiglu, gate, up)[0, 0], expect, rtol=rtol, atol=rtol)
+def row(c: Arena, x: Tensor, i: int) -> Tensor:
+    return ops.view(c, x, (x.ne[0], 1, 1, 1), (x.nb[1],) * 3, i * x.nb[1])
 
 
-def test_swiglu_of_two_halves_of_one_matrix():
-    both = normal(3, 16)
-
-    def build(c: Arena, x: Tensor) -> Tensor:
-        half = (8, 3, 1, 1), (x.nb[1], x.nb[2], x.nb[3])
-        return ops.swiglu(c, ops.view(c, x, *half), ops.view(c, x, *half, offset=8 * 4))
-
-    gate, up = both[:, :8].astype(np.float64), both[:, 8:]
-    assert np.allclose(run(build, both)[0, 0], gate / (1 + np.exp(-gate)) * up, rtol=1e-5, atol=1e-6)
+def test_one_row_is_scaled_in_place():
+    x = normal(4, 6)
+    out, view = changed(lambda c, t: ops.scale_inplace(c, row(c, t, 2), -0.5), x)
+    x[2] *= np.float32(-0.5)
+    assert np.array_equal(out, x)
+    assert np.array_equal(view, x[2])
 
 
-@pytest.mark.parametrize("op", [ops.add, ops.mul])
-def test_operands_that_do_not_fit_are_named(arena, op):
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_one_row_is_filled_in_place_even_if_it_held_nan(kind):
+    x = normal(4, 6).astype(kind)
+    x[2, 1] = np.nan
+    out, view = changed(lambda c, t: ops.fill_inplace(c, row(c, t, 2), 0.0), x)
+    x[2] = 0
+    assert np.array_equal(out, x)
+    assert not view.any()
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize(("low", "high"), [(-0.5, 1.0), (0.25, np.inf), (-np.inf, 0.0), (0.0, 0.0)])
+def test_clamp(low, high, kind):
+    x = normal(3, 4, 5).astype(kind)
+    out, view = changed(lambda c, t: ops.clamp(c, t, low, high), x)
+    assert np.array_equal(out, np.clip(x, low, high))
+    assert np.array_equal(view, np.clip(x, low, high).reshape(-1))
+
+
+def test_clamp_of_a_part_of_each_row():
+    x = normal(3, 8)
+    out, _ = changed(lambda c, t: ops.clamp(c, ops.view(c, t, (4, 3, 1, 1), t.nb[1:], 8), -0.1, 0.1), x)
+    x[:, 2:6] = np.clip(x[:, 2:6], np.float32(-0.1), np.float32(0.1))
+    assert np.array_equal(out, x)
+
+
+# refusals
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_operands_that_do_not_fit_are_named(arena, name):
+    op = getattr(ops, name)
     a = arena.tensor(DType.F32, (4, 3), "left")
     with pytest.raises(TensorError, match=r"tile.*'left'.*\[4, 3, 1, 1\].*'right'.*\[3, 1, 1, 1\]"):
         op(arena, a, arena.tensor(DType.F32, (3,), "right"))
     for small in ((8,), (4, 2), (4, 3, 2), (4, 3, 1, 2)):
         with pytest.raises(TensorError, match="tile"):
             op(arena, a, arena.tensor(DType.F32, small))
+    with pytest.raises(TensorError, match="dense"):
+        op(arena, ops.transpose(arena, arena.tensor(DType.F32, (4, 4))), arena.tensor(DType.F32, (4, 4)))
 
 
-@pytest.mark.parametrize("op", [ops.add, ops.mul])
+@pytest.mark.parametrize("name", BINARY)
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -108,38 +148,59 @@ def test_operands_that_do_not_fit_are_named(arena, op):
         (DType.F64, DType.F64),
     ],
 )
-def test_type_pairs_without_a_kernel_are_refused(arena, op, first, second):
+def test_type_pairs_without_a_kernel_are_refused(arena, name, first, second):
     with pytest.raises(TensorError, match="wants"):
-        op(arena, arena.tensor(first, (32,)), arena.tensor(second, (32,)))
+        getattr(ops, name)(arena, arena.tensor(first, (32,)), arena.tensor(second, (32,)))
 
 
-@pytest.mark.parametrize("op", [ops.tanh, lambda c, x: ops.scale(c, x, 1.0), lambda c, x: ops.rms_norm(c, x, 1e-5)])
-def test_one_operand_must_be_f32_with_dense_rows(arena, op):
-    with pytest.raises(TensorError, match="wants f32"):
-        op(arena, arena.tensor(DType.F16, (4, 3)))
-    with pytest.raises(TensorError, match=r"dense|contiguous"):
-        op(arena, ops.transpose(arena, arena.tensor(DType.F32, (4, 3))))
+WHOLE = {
+    "scale": lambda c, x: ops.scale(c, x, 1.0),
+    "scale_inplace": lambda c, x: ops.scale_inplace(c, x, 1.0),
+    "fill": lambda c, x: ops.fill(c, x, 1.0),
+    "fill_inplace": lambda c, x: ops.fill_inplace(c, x, 1.0),
+}
 
 
-def test_scale_refuses_strides_that_ggml_does_though_the_elements_are_contiguous(arena):
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_tensors_are_wanted(arena, name):
+    with pytest.raises(TensorError, match=f"{name}: wants f32"):
+        WHOLE[name](arena, arena.tensor(DType.BF16, (4, 3)))
+    with pytest.raises(TensorError, match=f"{name}: .*contiguous"):
+        WHOLE[name](arena, ops.transpose(arena, arena.tensor(DType.F32, (4, 3))))
+    # ggml refuses these strides too, though the elements are contiguous
     x = ops.permute(arena, arena.tensor(DType.F32, (4, 1, 5, 1)), 0, 2, 1, 3)
     assert x.is_contiguous
     with pytest.raises(TensorError, match="contiguous"):
-        ops.scale(arena, x, 2.0)
+        WHOLE[name](arena, x)
 
 
-@pytest.mark.parametrize("eps", [-1e-9, float("nan"), -float("inf")])
-def test_an_eps_below_zero_or_nan_is_refused(arena, eps):
-    with pytest.raises(TensorError, match="eps="):
-        ops.rms_norm(arena, arena.tensor(DType.F32, (4,)), eps)
+def test_scale_has_no_half_floats(arena):
+    for op in ("scale", "scale_inplace"):
+        with pytest.raises(TensorError, match=f"{op}: wants f32"):
+            WHOLE[op](arena, arena.tensor(DType.F16, (4, 3)))
 
 
-def test_swiglu_refuses_operands_that_differ(arena):
+def test_clamp_refuses(arena):
     x = arena.tensor(DType.F32, (4, 3))
-    for y in (arena.tensor(DType.F32, (4, 2)), arena.tensor(DType.F16, (4, 3))):
-        with pytest.raises(TensorError, match="differ"):
-            ops.swiglu(arena, x, y)
+    for low, high in ((1.0, 0.0), (float("nan"), 1.0), (0.0, float("nan"))):
+        with pytest.raises(TensorError, match="clamp: low="):
+            ops.clamp(arena, x, low, high)
+    with pytest.raises(TensorError, match="clamp: wants f32 or f16"):
+        ops.clamp(arena, arena.tensor(DType.BF16, (4, 3)), 0.0, 1.0)
     with pytest.raises(TensorError, match="evenly"):
-        ops.swiglu(arena, x, ops.transpose(arena, arena.tensor(DType.F32, (3, 4))))
-    with pytest.raises(TensorError, match="wants f32 or f16"):
-        ops.swiglu(arena, arena.tensor(DType.I32, (4,)), arena.tensor(DType.I32, (4,)))
+        ops.clamp(arena, ops.transpose(arena, x), 0.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["scale_inplace", "fill_inplace", "clamp", "cpy"])
+def test_read_only_memory_is_not_changed(name, tmp_path):
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(4096))
+    op = (WHOLE | {"clamp": lambda c, x: ops.clamp(c, x, 0, 1), "cpy": lambda c, x: ops.cpy(c, x, x)})[name]
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    home = Arena(2)
+    x = home.tensor(DType.F32, (4,))
+    with Buffer.wrap(home, cpu_device(), mapped, 4096) as buffer:
+        buffer.place(x, 0)
+        with pytest.raises(TensorError, match=f"{name}: the memory is read-only"):
+            op(Arena(4), x)

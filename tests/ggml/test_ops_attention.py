@@ -34,9 +34,13 @@ def alibi_slopes(n_head: int, max_bias: float) -> np.ndarray:
     return np.array(first + between)
 
 
-def softmax(x: np.ndarray) -> np.ndarray:
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+def softmax(x: np.ndarray, sinks: np.ndarray | None = None) -> np.ndarray:
+    """Return softmax of x (..., H, n, m), beside one more score for each of H that is left out."""
+    if sinks is None:
+        e = np.exp(x - x.max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True)
+    column = np.broadcast_to(sinks[:, None, None].astype(np.float64), (*x.shape[:-1], 1))
+    return softmax(np.concatenate([x, column], -1))[..., :-1]
 
 
 @pytest.mark.parametrize("mask_type", [np.float32, np.float16])
@@ -58,8 +62,38 @@ def test_soft_max_takes_a_mask_with_rows_to_spare():
     assert np.allclose(out[0], softmax(x + mask[:, :3].astype(np.float64)), atol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_soft_max_without_a_mask(scale):
+    x = normal(2, 3, 10)
+    assert np.allclose(run(lambda c, a: ops.soft_max(c, a, scale=scale), x)[0], softmax(scale * x), atol=1e-6)
+
+
+def test_soft_max_with_sinks():
+    x, mask, sinks = normal(2, 4, 3, 10), causal_mask(2, 3, 10), 2 * normal(4)
+    out = run(lambda c, a, m, s: ops.soft_max(c, a, m, 0.3, sinks=s), x, mask, sinks)
+    assert np.allclose(out, softmax(0.3 * x.astype(np.float64) + mask, sinks), atol=1e-6)
+
+
+def test_soft_max_with_sinks_of_a_row_that_sees_nothing():
+    out = run(
+        lambda c, a, m, s: ops.soft_max(c, a, m, 1.0, sinks=s),
+        normal(2, 1, 8),
+        np.full((1, 8), -np.inf, np.float32),
+        normal(2),
+    )
+    assert not out.any()
+
+
 def attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, scale: float, *, cap: float = 0.0, bias: float = 0.0
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray,
+    scale: float,
+    *,
+    cap: float = 0.0,
+    bias: float = 0.0,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return (S, n, H, Dv) from q (S, H, n, Dk), k (S, Hk, n_kv, Dk), v (S, Hk, n_kv, Dv), mask (S, 1, n, n_kv)."""
     n_rep = q.shape[1] // k.shape[1]
@@ -68,7 +102,7 @@ def attention(
     if cap:
         scores = cap * np.tanh(scores / cap)
     scores = scores + alibi_slopes(q.shape[1], bias)[:, None, None] * mask
-    return (softmax(scores) @ v).transpose(0, 2, 1, 3)
+    return (softmax(scores, sinks) @ v).transpose(0, 2, 1, 3)
 
 
 def stored(x: np.ndarray, dtype: DType) -> np.ndarray:
@@ -112,6 +146,18 @@ def test_flash_attention_with_a_cap_and_alibi(cap, bias):
     assert nmse(out, attention(q, *halves, mask, 0.125, cap=cap, bias=bias)) < 1e-5
 
 
+@pytest.mark.parametrize(("n", "n_kv"), [(1, 24), (3, 24), (70, 96)])
+def test_flash_attention_with_sinks(n, n_kv):
+    q, k, v = normal(2, 4, n, 64), normal(2, 2, n_kv, 64), normal(2, 2, n_kv, 64)
+    mask, sinks = causal_mask(2, n, n_kv), 2 * normal(4)
+    halves = k.astype(np.float16), v.astype(np.float16)
+    out = run(
+        lambda c, q, k, v, m, s: ops.flash_attn(c, q, k, v, m, scale=0.125, sinks=s),
+        *(q, *halves, mask.astype(np.float16), sinks),
+    )
+    assert nmse(out, attention(q, *halves, mask, 0.125, sinks=sinks)) < 1e-5
+
+
 def test_flash_attention_over_views_of_a_cache():
     q, k, v = normal(1, 4, 2, 32), normal(1, 24, 2, 32), normal(1, 24, 2, 32)  # cells outside heads
 
@@ -148,6 +194,31 @@ def test_soft_max_refuses_types_and_layouts(arena):
     for pair in ((ops.transpose(arena, x), mask), (x, ops.transpose(arena, mask))):
         with pytest.raises(TensorError, match=r"mask does not fit|contiguous"):
             ops.soft_max(arena, *pair, 1.0)
+
+
+def test_soft_max_with_alibi_needs_a_mask(arena):
+    with pytest.raises(TensorError, match=r"max_bias=8\.0 needs a mask"):
+        ops.soft_max(arena, arena.tensor(DType.F32, (8, 2)), None, 1.0, 8.0)
+
+
+@pytest.mark.parametrize("ne", [(3,), (5,), (1,), (4, 2)])
+def test_sinks_that_do_not_fit(arena, ne):
+    sinks = arena.tensor(DType.F32, ne)
+    with pytest.raises(TensorError, match="soft_max: wants one sink a head"):
+        ops.soft_max(arena, arena.tensor(DType.F32, (10, 3, 4)), sinks=sinks)
+    kinds = {"q": DType.F32, "k": DType.F16, "v": DType.F16, "mask": DType.F16}
+    operands = [arena.tensor(kinds[name], ne) for name, ne in FITTING.items()]
+    with pytest.raises(TensorError, match="flash_attn: wants one sink a head"):
+        ops.flash_attn(arena, *operands, scale=1.0, sinks=sinks)
+
+
+def test_sinks_of_a_type_or_layout_without_a_kernel(arena):
+    x, table = arena.tensor(DType.F32, (10, 3, 4)), arena.tensor(DType.F32, (2, 4))
+    with pytest.raises(TensorError, match="soft_max: wants f32"):
+        ops.soft_max(arena, x, sinks=arena.tensor(DType.F16, (4,)))
+    column = ops.view(arena, table, (1, 4, 1, 1), table.nb[1:])
+    with pytest.raises(TensorError, match="one sink a head"):
+        ops.soft_max(arena, x, sinks=ops.transpose(arena, column))
 
 
 FITTING = {"q": (64, 3, 4), "k": (64, 10, 2), "v": (32, 10, 2), "mask": (10, 3)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.cpu_graph import run
+from support.cpu_graph import Bench, run
 
 from pykv.errors import TensorError
 from pykv.ggml import Arena, DType, Tensor, from_float, ops
@@ -118,7 +118,140 @@ def test_cast_of_a_permuted_tensor():
     assert np.array_equal(out[0], x.transpose(0, 2, 1).astype(np.float16))
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize("dim", range(4))
+def test_concat(dim, kind):
+    a, b = (normal(*(n + (3 - i == dim) * more for i, n in enumerate((2, 3, 4, 5)))).astype(kind) for more in (0, 2))
+    assert np.array_equal(run(lambda c, x, y: ops.concat(c, x, y, dim), a, b), np.concatenate([a, b], 3 - dim))
+
+
+def test_concat_of_a_transposed_tensor():
+    state, x = normal(2, 5, 3), normal(2, 4, 5)
+    out = run(lambda c, s, t: ops.concat(c, s, ops.transpose(c, t), 0), state, x)
+    assert np.array_equal(out[0], np.concatenate([state, x.swapaxes(1, 2)], -1))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize("ne", [(4,), (8, 3), (4, 6, 5), (4, 3, 1, 2), (12, 9, 2, 2)])
+def test_repeat(ne, kind):
+    x = normal(1, 1, *((3, 4) if len(ne) > 1 else (1, 4))).astype(kind)
+    tiles = [n // own for n, own in zip(((*ne, 1, 1, 1)[:4])[::-1], x.shape, strict=True)]
+    assert np.array_equal(run(lambda c, t: ops.repeat(c, t, *ne), x), np.tile(x, tiles))
+
+
+def copied(build, x: np.ndarray, target: np.ndarray, dtype: DType | None = None) -> np.ndarray:
+    """Return the target after ``build(arena, x, target)``, which copies x or some of it."""
+    bench = Bench()
+    a, b = bench.put(x), bench.put(target, dtype)
+    with bench.computed(build(bench.nodes, a, b)):
+        return b.to_f32() if dtype and dtype.is_quantized else b.numpy()
+
+
+def test_cpy_into_some_rows_of_a_larger_tensor():
+    x, store = normal(2, 3, 4), normal(6, 12)
+
+    def build(c: Arena, a: Tensor, b: Tensor) -> Tensor:
+        return ops.cpy(c, a, ops.view(c, b, (12, 2, 1, 1), b.nb[1:], 3 * b.nb[1]))
+
+    out = copied(build, x, store)[0, 0]
+    store[3:5] = x.reshape(2, 12)
+    assert np.array_equal(out, store)
+
+
+def test_cpy_of_the_last_columns_into_snapshots():
+    x, store = normal(2, 5, 7), normal(3, 4, 10)  # sequences, channels, time; snapshots, rows
+
+    def build(c: Arena, a: Tensor, b: Tensor) -> Tensor:
+        last = ops.view(c, a, (2, 5, 2, 1), a.nb[1:], 5 * 4)
+        return ops.cpy(c, last, ops.view(c, b, (10, 2, 1, 1), b.nb[1:], b.nb[2] + b.nb[1]))
+
+    out = copied(build, x, store)[0]
+    store[1, 1:3] = x[:, :, 5:].reshape(2, 10)
+    assert np.array_equal(out, store)
+
+
+@pytest.mark.parametrize("source", [np.float32, np.float16])
+@pytest.mark.parametrize("target", [np.float32, np.float16])
+def test_cpy_between_strided_tensors_converts(source, target):
+    x, store = normal(4, 6).astype(source), normal(6, 8).astype(target)
+
+    def build(c: Arena, a: Tensor, b: Tensor) -> Tensor:
+        return ops.cpy(c, ops.transpose(c, a), ops.view(c, b, (4, 6, 1, 1), b.nb[1:], 2 * b.nb[0]))
+
+    out = copied(build, x, store)[0, 0]
+    store[:, 2:6] = x.T.astype(target)
+    assert np.array_equal(out, store)
+
+
+@pytest.mark.parametrize("dtype", [DType.Q8_0, DType.Q4_0], ids=lambda t: t.label)
+def test_cpy_into_a_quantised_tensor(dtype):
+    x = normal(3, 64)
+    out = copied(ops.cpy, x, np.zeros((3, 64), np.float32), dtype)[0, 0]
+    expect = gguf.dequantize(from_float(dtype, x).reshape(3, -1), gguf.GGMLQuantizationType(int(dtype)))
+    step = np.abs(x).reshape(3, 2, 32).max(-1).repeat(32, -1) * (2 / 15)  # kernels may break a tie the other way
+    assert (np.abs(out - expect) <= step).all()
+    assert np.count_nonzero(out != expect) <= 0.02 * out.size
+
+
+def test_cpy_returns_a_view_of_the_target():
+    bench = Bench()
+    x, target = bench.put(normal(4)), bench.put(np.zeros(4, np.float32))
+    out = ops.cpy(bench.nodes, x, target)
+    assert out.base is target
+    with bench.computed(out):
+        assert np.array_equal(out.numpy(), x.numpy())
+
+
 # refusals
+
+
+@pytest.mark.parametrize("dim", [-1, 4])
+def test_concat_refuses_a_dim_that_does_not_exist(arena, dim):
+    with pytest.raises(TensorError, match="concat"):
+        ops.concat(arena, arena.tensor(DType.F32, (4,)), arena.tensor(DType.F32, (4,)), dim)
+
+
+def test_concat_refuses_operands_that_differ(arena):
+    x = arena.tensor(DType.F32, (4, 3))
+    for y in (arena.tensor(DType.F16, (4, 3)), arena.tensor(DType.F32, (5, 3)), arena.tensor(DType.F32, (4, 3, 2))):
+        with pytest.raises(TensorError, match="concat: types differ"):
+            ops.concat(arena, x, y, 1)
+    for kind in (DType.I64, DType.Q8_0):
+        with pytest.raises(TensorError, match="concat: wants"):
+            ops.concat(arena, arena.tensor(kind, (32,)), arena.tensor(kind, (32,)), 0)
+    huge = arena.tensor(DType.F32, (2**58,))
+    with pytest.raises(TensorError, match="takes"):
+        ops.concat(arena, huge, arena.tensor(DType.F32, (2**60 - 2**58 + 1,)), 0)
+
+
+@pytest.mark.parametrize("ne", [(), (2,), (6,), (4, 4), (4, 3, 0), (-4, 3), (4, 3, 1, 1, 1), (2**40, 3 * 2**40)])
+def test_repeat_refuses_what_is_no_multiple(arena, ne):
+    with pytest.raises(TensorError, match=r"repeat|takes"):
+        ops.repeat(arena, arena.tensor(DType.F32, (4, 3)), *ne)
+
+
+def test_repeat_refuses_types_and_layouts(arena):
+    with pytest.raises(TensorError, match="repeat: wants"):
+        ops.repeat(arena, arena.tensor(DType.I64, (4,)), 8)
+    with pytest.raises(TensorError, match="repeat"):
+        ops.repeat(arena, ops.transpose(arena, arena.tensor(DType.F32, (4, 3))), 3, 8)
+
+
+def test_cpy_refuses(arena):
+    x = arena.tensor(DType.F32, (32, 4))
+    for target in (arena.tensor(DType.F32, (32, 3)), arena.tensor(DType.Q8_0, (64, 2))):
+        with pytest.raises(TensorError, match="cpy: shapes"):
+            ops.cpy(arena, x, target)
+    rows = arena.tensor(DType.Q8_0, (64, 4))
+    for pair in (
+        (x, ops.view(arena, rows, (32, 4, 1, 1), rows.nb[1:])),
+        (ops.transpose(arena, arena.tensor(DType.F32, (4, 32))), arena.tensor(DType.Q8_0, (32, 4))),
+    ):
+        with pytest.raises(TensorError, match=r"cpy: .*layouts"):
+            ops.cpy(arena, *pair)
+    for pair in ((DType.Q8_0, DType.F32), (DType.F32, DType.I32), (DType.I32, DType.F32), (DType.F32, DType.Q4_K)):
+        with pytest.raises(TensorError, match="cpy: wants"):
+            ops.cpy(arena, *(arena.tensor(kind, (256,)) for kind in pair))
 
 
 @pytest.mark.parametrize("ne", [(), (5,), (6, 0), (-6,), (-2, -3), (-1, -1, 6), (1, 1, 1, 1, 6), (2**32, 2**32)])

@@ -15,6 +15,8 @@ from pykv.ggml import Arena, DType, RopeParams, Tensor, ops
 RNG = np.random.default_rng(9)
 POS = np.array([0, 1, 2, 77, 1000, 8191], np.int32)
 
+AXES = np.array([POS, POS[::-1], [5, 4, 3, 2, 1, 0], [9, 0, 9, 0, 9, 7]], np.int32)
+
 YARN = {"n_ctx_orig": 256, "freq_scale": 0.25, "ext_factor": 1.0}
 PARAMS = {
     "plain": RopeParams(32),
@@ -31,6 +33,18 @@ PARAMS = {
     "yarn, half, louder": RopeParams(32, n_ctx_orig=4096, freq_scale=0.1, ext_factor=0.5, attn_factor=1.25),
 }
 
+SEVERAL_AXES = {
+    "mrope": RopeParams(32, "mrope", sections=(4, 6, 6, 0)),
+    "mrope, four axes": RopeParams(32, "mrope", sections=(4, 4, 4, 4)),
+    "mrope, sections again and again": RopeParams(32, "mrope", sections=(2, 1, 3, 0)),
+    "mrope, part of a head": RopeParams(24, "mrope", sections=(4, 4, 4, 0)),
+    "mrope, one axis": RopeParams(32, "mrope", sections=(16, 0, 0, 0)),
+    "mrope, yarn": RopeParams(32, "mrope", sections=(4, 6, 6, 0), **YARN),
+    "imrope": RopeParams(32, "imrope", sections=(6, 5, 5, 0)),
+    "imrope, some left": RopeParams(32, "imrope", sections=(4, 3, 3, 6)),
+    "imrope, part of a head": RopeParams(24, "imrope", sections=(6, 3, 3, 0)),
+}
+
 # angles are f32: at position 8191 they carry an error of 8191 * 2^-24 * a few
 ATOL = 5e-3
 
@@ -40,7 +54,8 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def rotate(x: np.ndarray, params: RopeParams, factors: np.ndarray | None = None) -> np.ndarray:
-    operands = [x, POS] if factors is None else [x, POS, factors]
+    pos = POS if params.n_axes == 1 else AXES.reshape(-1)
+    operands = [x, pos] if factors is None else [x, pos, factors]
     return run(lambda c, t, p, *f: ops.rope(c, t, p, params, *f), *operands)[0]
 
 
@@ -51,6 +66,28 @@ def test_against_the_formula(name):
     assert np.allclose(out, naive_rope(x, POS, **asdict(PARAMS[name])), atol=ATOL)
     # positions 0 to 2 have no such error
     assert np.allclose(out[:3], naive_rope(x, POS, **asdict(PARAMS[name]))[:3], atol=5e-6)
+
+
+@pytest.mark.parametrize("name", SEVERAL_AXES)
+def test_several_axes_against_the_formula(name):
+    x = normal(6, 3, 32)
+    params = SEVERAL_AXES[name]
+    assert np.allclose(rotate(x, params), naive_rope(x, AXES, **asdict(params)), atol=ATOL)
+
+
+@pytest.mark.parametrize("mode", ["mrope", "imrope"])
+def test_equal_positions_on_all_axes_are_plain_rope(mode):
+    x = normal(6, 2, 32)
+    params = RopeParams(32, mode, sections=(6, 5, 5, 0))
+    out = run(lambda c, t, p: ops.rope(c, t, p, params), x, np.tile(POS, 4))[0]
+    assert np.allclose(out, naive_rope(x, POS, n_dims=32, mode="neox"), atol=ATOL)
+
+
+def test_factors_with_several_axes():
+    x, factors = normal(6, 2, 32), np.linspace(1, 8, 16).astype(np.float32)
+    params = RopeParams(32, "mrope", sections=(4, 6, 6, 0))
+    expect = naive_rope(x, AXES, **asdict(params), factors=factors)
+    assert np.allclose(rotate(x, params, factors), expect, atol=ATOL)
 
 
 @pytest.mark.parametrize("mode", ["norm", "neox"])
@@ -101,6 +138,13 @@ def arena() -> Arena:
         RopeParams(7),
         RopeParams(34),
         RopeParams(32, "mrope"),
+        RopeParams(32, "imrope", sections=(0, 0, 0, 16)),
+        RopeParams(32, "mrope", sections=(-1, 9, 8, 0)),
+        RopeParams(32, "mrope", sections=(11, 11, 11, 0)),
+        RopeParams(32, "mrope", sections=(2**31, 2**31, 2**31, 0)),
+        RopeParams(32, "mrope", sections=(16, 0, 0)),
+        RopeParams(32, "neox", sections=(8, 8, 0, 0)),
+        RopeParams(32, "vision", sections=(8, 8, 0, 0)),
         RopeParams(32, n_ctx_orig=-1),
         RopeParams(32, n_ctx_orig=2**31),
     ],
@@ -109,6 +153,13 @@ def test_params_that_do_not_fit(arena, params):
     x, pos = arena.tensor(DType.F32, (32, 2, 6)), arena.tensor(DType.I32, (6,))
     with pytest.raises(TensorError, match="rope: RopeParams"):
         ops.rope(arena, x, pos, params)
+
+
+def test_positions_on_several_axes_that_do_not_fit(arena):
+    x, params = arena.tensor(DType.F32, (32, 2, 6)), RopeParams(32, "mrope", sections=(4, 6, 6, 0))
+    for wrong in ((6,), (18,), (6, 4), (25,)):
+        with pytest.raises(TensorError, match="one position per token and axis"):
+            ops.rope(arena, x, arena.tensor(DType.I32, wrong), params)
 
 
 def test_operands_that_do_not_fit(arena):
