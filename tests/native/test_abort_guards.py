@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import mmap
 import signal
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from support.guard import DEADLY, Guard, check_guard
 from support.mortal import Mortal
 
-from pykv.errors import ParamError, PykvError, TensorError
+from pykv.errors import PykvError, TensorError
 from pykv.ggml import (
     Arena,
     Backend,
@@ -30,11 +30,7 @@ from pykv.gguf import GGUFFile
 
 pytestmark = pytest.mark.abort
 
-DEADLY = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 CPU = cpu_device()
-
-# raw code, and pykv's call of the same meaning; `t` makes a tensor, `a` is the arena
-Guard = tuple[str, Callable[[Arena, Callable[..., Tensor]], Any]]
 
 
 def _misaligned() -> np.ndarray:
@@ -483,12 +479,7 @@ def test_the_forking_process_lets_sound_code_live(mortal):
 
 @pytest.mark.parametrize("name", GUARDS)
 def test_the_raw_call_dies_and_pykv_raises(mortal, name):
-    raw, guarded = GUARDS[name]
-    death = mortal.run(raw)
-    assert death.signal in DEADLY, f"the raw call lives: {death}"
-    arena = Arena(64, 64)
-    with pytest.raises((TensorError, ParamError)):
-        guarded(arena, lambda dtype, *ne: arena.tensor(dtype, ne))
+    check_guard(mortal, GUARDS[name])
 
 
 def test_a_fatal_message_is_written_before_the_end(mortal):
