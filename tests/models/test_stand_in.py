@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -154,6 +155,12 @@ def test_spec_survives_json_with_its_rope_factors():
     assert stand_in.closed
 
 
+def test_positions_on_several_axes_survive_json():
+    rope = RopeParams(64, "mrope", sections=(8, 12, 12, 0))
+    spec = MemorySpec(layers=(replace(LAYER, rope=rope),))
+    assert spec_of(json.loads(json.dumps(spec_record(spec)))) == spec
+
+
 @pytest.mark.parametrize(
     ("heads", "change", "message"),
     [
@@ -179,6 +186,7 @@ def test_shape_that_no_model_has_is_refused(heads, change, message):
     ("change", "message"),
     [
         ({"rope_factors": 0}, "rope_factors=0 must name one of 0 sets"),
+        ({"rope": {"n_dims": 64, "sections": [16, 16]}}, r"rope sections=\[16, 16\] must be four numbers"),
         ({"rope": {"n_dims": 64, "freq_base": "much"}}, "rope freq_base='much' must be a number"),
         ({"n_embd_head_k": 0}, "n_embd_head_k=0"),
     ],
