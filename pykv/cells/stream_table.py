@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +24,9 @@ from pykv.cells.slot import SlotInfo, find_slot
 from pykv.cells.window import NO_WINDOW, Window
 from pykv.errors import ParamError
 from pykv.typing import MAX_SEQ, I64Array
+
+Undo = Callable[[], None]
+"""Puts bookkeeping back to what it was."""
 
 
 class StreamTable:
@@ -136,6 +139,19 @@ class StreamTable:
         finally:
             journal.undo()
             self.heads[:] = heads
+
+    def bookmark(self) -> Undo:
+        """Return what puts cells, heads and pending copies back to what they are now."""
+        journal, heads, copies = Journal(), self.heads.copy(), self.pending_copies.copy()
+        for cells in self.cells:
+            journal.note(cells, np.arange(cells.n))
+
+        def undo() -> None:
+            self.n_changes += 1
+            journal.undo()
+            self.heads[:], self.pending_copies[:] = heads, copies
+
+        return undo
 
     def n_kv(self, slot: SlotInfo, n_pad: int = 1) -> int:
         """Return how many cells a graph must look at: all used ones of the slot's streams, rounded up."""

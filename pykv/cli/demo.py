@@ -87,7 +87,7 @@ def _chat(*answers: str) -> list[dict[str, str]]:
 def _fork(story: Story, context: Context) -> int:
     """Let sequence 1 share all cells of sequence 0; return how many those are."""
     seconds = _timed(lambda: context.memory.seq_cp(0, 1, 0, -1))
-    n_shared = context.memory.cells().n_used
+    n_shared = int(context.memory.cells().n_used)
     story.step(
         "fork",
         f"Fork (seq_cp): B shares all {n_shared} cells of A, in {duration(seconds)}; nothing is copied",
@@ -100,7 +100,7 @@ def _fork(story: Story, context: Context) -> int:
 def _both_go_on(story: Story, model: Model, context: Context, first: Spoken, n: int) -> None:
     from pykv.cli.dialogue import next_turn, speak
 
-    n_shared = context.memory.cells().n_used
+    n_shared = int(context.memory.cells().n_used)
     stored = model.chat_template.render(_chat()) + first.said[0]
     chat = _chat(first.said[0])
     both = speak(model, context, {s: next_turn(model, stored, chat, text) for s, text in enumerate(FOLLOW_UPS)}, n)

@@ -3,17 +3,24 @@
 from pykv.memory.attention import AttentionPath, AttentionPlan
 from pykv.memory.attention_mass import AttentionMass, MassWatch
 from pykv.memory.base import Memory, MemoryContext, UpdateStatus
+from pykv.memory.hybrid import HybridMemory
+from pykv.memory.iswa import ISWACache
+from pykv.memory.kinds import MemoryPlan, MemorySettings, make_memory, memory_plan
 from pykv.memory.kv_cache import KVCache
 from pykv.memory.kv_graph import KVGraph, KVShape
 from pykv.memory.kv_plan import KVPlan
 from pykv.memory.kv_settings import KV_TYPES, KVSettings
-from pykv.memory.spec import LayerSpec, MemorySpec
+from pykv.memory.recurrent import RecurrentMemory
+from pykv.memory.resumable import Resumable
+from pykv.memory.spec import LayerSpec, MemorySpec, StateSpec
 
 __all__ = [
     "KV_TYPES",
     "AttentionMass",
     "AttentionPath",
     "AttentionPlan",
+    "HybridMemory",
+    "ISWACache",
     "KVCache",
     "KVGraph",
     "KVPlan",
@@ -23,6 +30,13 @@ __all__ = [
     "MassWatch",
     "Memory",
     "MemoryContext",
+    "MemoryPlan",
+    "MemorySettings",
     "MemorySpec",
+    "RecurrentMemory",
+    "Resumable",
+    "StateSpec",
     "UpdateStatus",
+    "make_memory",
+    "memory_plan",
 ]

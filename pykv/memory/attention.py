@@ -83,11 +83,15 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class AttentionParams:
-    """Scores are softmax(softcap(q·k · scale) + mask · slope)."""
+    """Scores are softmax(softcap(q·k · scale) + mask · slope).
+
+    `sinks` [H] f32 are scores of one more cell, without content, for each head; None = there is none.
+    """
 
     scale: float
     alibi_max_bias: float = 0.0
     logit_softcap: float = 0.0
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,7 @@ def _fused(arena: Arena, q: Tensor, kv: KVView, mask: Tensor, params: AttentionP
         kv.k,
         v_in_rows(arena, kv),
         mask,
+        sinks=params.sinks,
         scale=params.scale,
         max_bias=params.alibi_max_bias,
         logit_softcap=params.logit_softcap,
@@ -150,6 +155,7 @@ def _flash(arena: Arena, q: Tensor, kv: KVView, mask: Tensor, params: AttentionP
         k,
         _plain(arena, v),  # [Dv, n_kv, Hk, S]
         mask,
+        sinks=params.sinks,
         scale=params.scale,
         max_bias=params.alibi_max_bias,
         logit_softcap=params.logit_softcap,
@@ -195,7 +201,7 @@ def attention_weights(arena: Arena, q: Tensor, k: Tensor, mask: Tensor, params: 
     if params.logit_softcap:
         capped = ops.tanh(arena, ops.scale(arena, scores, scale / params.logit_softcap))
         scores, scale = ops.scale(arena, capped, params.logit_softcap), 1.0
-    return ops.soft_max(arena, scores, mask, scale, params.alibi_max_bias)
+    return ops.soft_max(arena, scores, mask, scale, params.alibi_max_bias, sinks=params.sinks)
 
 
 def _v_by_channel(arena: Arena, kv: KVView) -> Tensor:

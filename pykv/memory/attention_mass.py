@@ -194,6 +194,7 @@ class MassGraph:
             v_in_rows(arena, kv),
             mask,
             of,
+            sinks=params.sinks,
             scale=params.scale,
             max_bias=params.alibi_max_bias,
             logit_softcap=params.logit_softcap,

@@ -7,12 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from pykv.batch import UBatch, ValidBatch
-from pykv.cells import CellsView
-from pykv.memory.kv_graph import KVShape
+from pykv.cells import SlotInfo
+from pykv.ggml import Graph
+from pykv.ggml.owner import Owner
+from pykv.memory.attention import AttentionPlan
+from pykv.memory.attention_mass import MassWatch
+from pykv.memory.guard import Guard
+from pykv.memory.memory_graph import MemoryGraph, MemoryShape
+from pykv.memory.resumable import Resumable
 from pykv.memory.shift_support import ShiftSupport
+from pykv.memory.spec import MemorySpec
+from pykv.memory.verb import Listener
+from pykv.typing import BoolArray, F32Array, I32Array
 
 
 class UpdateStatus(Enum):
@@ -30,17 +39,75 @@ class MemoryContext(Protocol):
         """The ubatches in order."""
         ...
 
-    def apply(self, i: int) -> KVShape:
+    @property
+    def slots(self) -> Sequence[Any]:
+        """Where each ubatch goes; for the memory's own graph."""
+        ...
+
+    def apply(self, i: int) -> MemoryShape:
         """Write the bookkeeping of ubatch `i`; returns what a graph must look like to read the memory then."""
         ...
 
-    def retract(self, i: int) -> None:
+    def retract(self, i: int) -> object:
         """Take ubatch `i`, applied last, out again."""
         ...
 
 
 class Memory(Protocol):
-    """Verbs over sequences. A negative `p0` means 0, a negative `p1` the end; ranges are half open."""
+    """Verbs over sequences. A negative `p0` means 0, a negative `p1` the end; ranges are half open.
+
+    Attributes
+    ----------
+    spec : what it knows of the model.
+    guard : entered around every change.
+    listeners : told of every verb.
+    """
+
+    spec: MemorySpec
+    guard: Guard
+    listeners: list[Listener]
+
+    @property
+    def n_cells(self) -> int:
+        """Tokens that one stream can hold."""
+        ...
+
+    @property
+    def n_stream(self) -> int:
+        """Separate runs of cells."""
+        ...
+
+    @property
+    def n_seq_max(self) -> int:
+        """Sequences."""
+        ...
+
+    @property
+    def v_trans(self) -> bool:
+        """Whether V is stored transposed now, where most of it is."""
+        ...
+
+    @property
+    def used(self) -> str:
+        """How full it is, in words."""
+        ...
+
+    @property
+    def owners(self) -> tuple[Owner, ...]:
+        """What a graph that reads this memory stands on."""
+        ...
+
+    def full_shape(self, n_tokens: int) -> MemoryShape:
+        """Return the shape of the largest graph over at least so many tokens."""
+        ...
+
+    def graph(self, graph: Graph, shape: Any, attention: AttentionPlan, watch: MassWatch | None = None) -> MemoryGraph:
+        """Return this memory's part of a graph of that shape."""
+        ...
+
+    def lay_out(self, attention: AttentionPlan, n_tokens: int) -> bool:
+        """Let what is stored lie as it will be read, before `n_tokens` more come; True if graphs at hand are stale."""
+        ...
 
     def init_batch(self, batch: ValidBatch, n_ubatch: int) -> MemoryContext | None:
         """Split a batch and find room for all of it; None if there is none. Changes nothing."""
@@ -86,8 +153,48 @@ class Memory(Protocol):
         """Whether positions can be moved, and if not, why."""
         ...
 
-    def cells(self, stream: int = 0) -> CellsView:
-        """What the cells of one stream hold now."""
+    def resumable(self, seq_id: int, p: int) -> Resumable:
+        """Whether decoding may go on at `p`; if not, why, and where else."""
+        ...
+
+    def resume_points(self, seq_id: int, p: int) -> BoolArray:
+        """(p + 1,) at which positions up to `p` decoding may go on."""
+        ...
+
+    def cells(self, stream: int = 0) -> Any:
+        """What the cells of one stream hold now: a `CellsView`, or a `RecurrentView`, which has the same arrays."""
+        ...
+
+    def seen(self, seq_id: int, il: int | None = None) -> tuple[I32Array, I32Array]:
+        """Positions and tokens of the cells of a sequence that a next token may look at."""
+        ...
+
+    def k(self, il: int, seq_id: int, derotate: bool = False) -> F32Array:
+        """Stored keys of a sequence, (n_tokens, n_head_kv, n_embd_head_k)."""
+        ...
+
+    def v(self, il: int, seq_id: int) -> F32Array:
+        """Stored values of a sequence, (n_tokens, n_head_kv, n_embd_head_v)."""
+        ...
+
+    def kv_of(self, il: int, slot: Any) -> tuple[Any, SlotInfo]:
+        """The cache that holds a layer's K and V, and its slot of a plan's."""
+        ...
+
+    def visible(self, seq_id: int, pos: int) -> dict[str, I32Array]:
+        """The positions that a query at `pos` attends to, by kind of layer."""
+        ...
+
+    def check(self) -> None:
+        """Verify every invariant; raises AssertionError."""
+        ...
+
+    def dump(self, stream: int = 0) -> str:
+        """The cells of one stream, as text."""
+        ...
+
+    def require_open(self) -> None:
+        """Raise `UseAfterCloseError` if it is closed."""
         ...
 
     @property

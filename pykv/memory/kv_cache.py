@@ -5,17 +5,21 @@ Never looks at a model: a `MemorySpec` says what the layers are. Follows llama.c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from pykv.batch import UBatch, ValidBatch
-from pykv.cells import SlotInfo
+from pykv.cells import SlotInfo, Undo
 from pykv.cells.arguments import boolean
 from pykv.errors import BatchError, ContextLengthExceeded, ShiftUnsupported
-from pykv.ggml import BufferType
-from pykv.memory.kv_context import KVContext, split
+from pykv.ggml import BufferType, Graph
+from pykv.memory import splits
+from pykv.memory.attention import MANY_TOKENS, AttentionPlan
+from pykv.memory.attention_mass import MassWatch
+from pykv.memory.kv_context import KVContext
+from pykv.memory.kv_graph import KVGraph, KVShape
 from pykv.memory.kv_plan import KVPlan
 from pykv.memory.kv_settings import KVSettings
 from pykv.memory.shift_support import ShiftSupport
@@ -51,24 +55,70 @@ class KVCache(StoredKV):
         BatchError : a token of several sequences, where each has a stream of its own.
         ContextLengthExceeded : a sequence brings more tokens than a stream has cells.
         """
+        self.begin_batch(batch)
+        is_unified = self.n_stream == 1
+        ubatches = splits.simple(batch, n_ubatch) if is_unified else splits.equal(batch, n_ubatch, sequential=True)
+        plan = None if ubatches is None else self.prepare(ubatches)
+        if plan is None:
+            self.check_share(batch)
+        return plan
+
+    def prepare(self, ubatches: Sequence[UBatch]) -> KVContext | None:
+        """Find cells for ubatches that are computed one after the other; None if they do not all fit."""
+        slots = self.streams.prepare(ubatches)
+        return None if slots is None else KVContext(self, ubatches, slots)
+
+    def begin_batch(self, batch: ValidBatch) -> None:
+        """Carry out what is queued, and refuse a batch that no room would help; raises `BatchError`."""
         self.update()
         if self.n_stream > 1 and batch.has_coupled:
             # differs from llama.cpp: not "no slot", because no smaller batch could help
             raise BatchError("seq_id: tokens of several sequences at once need kv_unified=True, shared cells")
-        ubatches = split(batch, self.n_stream, n_ubatch)
-        if sum(ubatch.n_tokens for ubatch in ubatches) < batch.n_tokens:
-            return None
-        slots = self.streams.prepare(ubatches)
-        if slots is None:
-            self._check_share(batch)
-            return None
-        return KVContext(self, ubatches, slots)
+
+    def check_share(self, batch: ValidBatch) -> None:
+        """Refuse a sequence that could not be stored in an empty cache either; raises `ContextLengthExceeded`."""
+        counts = np.bincount(batch.seq_first)
+        longest = int(counts.argmax())
+        if counts[longest] > self.n_cells:
+            raise ContextLengthExceeded(
+                f"sequence {longest} brings {counts[longest]} tokens; its share of the context is {self.n_cells} cells"
+            )
+
+    def bookmark(self) -> Undo:
+        """Return what puts the bookkeeping back to what it is now."""
+        return self.streams.bookmark()
 
     def apply(self, slot: SlotInfo, ubatch: UBatch) -> None:
         """Write a ubatch's bookkeeping into its slot. A cache that shares its cells leaves them alone."""
         self.update()
         if self.other is None:
             self.streams.apply(slot, ubatch)
+
+    # graphs
+
+    def full_shape(self, n_tokens: int) -> KVShape:
+        """Return the shape of the largest graph over so many tokens, rounded up to the same number for each stream."""
+        return KVShape(-(-n_tokens // self.n_stream) * self.n_stream, self.n_cells, 0, self.n_stream)
+
+    def graph(self, graph: Graph, shape: KVShape, attention: AttentionPlan, watch: MassWatch | None = None) -> KVGraph:
+        """Return this cache's part of a graph."""
+        path = attention.path(shape.n_tokens // shape.n_stream, self.store.v_trans)
+        return KVGraph(graph, self, shape, path, watch=watch)
+
+    def lay_out(self, attention: AttentionPlan, n_tokens: int) -> bool:
+        """Let V lie as generation at the present depth reads it best, before `n_tokens` more are stored.
+
+        Prompts leave it in rows, where they write it fastest; the first token generated after them turns it.
+
+        Returns
+        -------
+        Whether it was turned, so that graphs at hand read it wrongly.
+        """
+        wanted = attention.wants_transposed(self.used_max_p1 + n_tokens, self.store.v_trans)
+        if wanted == self.store.v_trans or (wanted and n_tokens >= MANY_TOKENS) or not self.store.can_turn_v:
+            return False
+        self.store_v(transposed=wanted)
+        return True
 
     # sequences
 
@@ -135,15 +185,6 @@ class KVCache(StoredKV):
         return replace(self.spec.can_shift, is_lossy=self.store.plan.type_k.is_quantized)
 
     # mechanism
-
-    def _check_share(self, batch: ValidBatch) -> None:
-        """Refuse a sequence that could not be stored in an empty cache either."""
-        counts = np.bincount(batch.seq_first)
-        longest = int(counts.argmax())
-        if counts[longest] > self.n_cells:
-            raise ContextLengthExceeded(
-                f"sequence {longest} brings {counts[longest]} tokens; its share of the context is {self.n_cells} cells"
-            )
 
     def _check_shift(self, seq_id: int) -> None:
         self._check_ids(seq_id)

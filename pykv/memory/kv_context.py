@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pykv.batch import Splitter, UBatch, ValidBatch, whole
+from pykv.batch import UBatch
 from pykv.cells import SlotInfo
 from pykv.errors import ParamError
 from pykv.memory.kv_graph import KVShape
@@ -65,16 +65,3 @@ class KVContext:
         cache = self.cache
         if cache.other is None and cache.streams.n_changes != self._n_changes:
             raise ParamError("plan: the cells have changed since init_batch; plan the batch anew")
-
-
-def split(batch: ValidBatch, n_stream: int, n_ubatch: int) -> list[UBatch]:
-    """Return the ubatches of a batch, as a cache of so many streams takes them."""
-    if n_stream == 1 and batch.n_tokens <= n_ubatch:
-        return [whole(batch, batch.n_tokens, equal_seqs=False)]  # generation: nothing to split
-    splitter, ubatches = Splitter(batch), []
-    while splitter.n_used < batch.n_tokens:
-        ubatch = splitter.simple(n_ubatch) if n_stream == 1 else splitter.equal(n_ubatch, sequential=True)
-        if ubatch is None:
-            break
-        ubatches.append(ubatch)
-    return ubatches

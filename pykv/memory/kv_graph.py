@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from pykv.batch import UBatch
 from pykv.cells import MaskRule, SlotInfo, element_indices, fill_mask, row_indices
+from pykv.errors import ParamError
 from pykv.ggml import DType, Graph, GraphInput, Tensor, ops
 from pykv.memory.attention import AttentionParams, AttentionPath, KVView, attend
 from pykv.memory.attention_mass import MassGraph, MassWatch
 from pykv.memory.hadamard import hadamard, rotate
+from pykv.memory.memory_graph import MemoryGraph
 from pykv.typing import BoolArray
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class KVShape:
     n_stream: int = 1
 
 
-class KVGraph:
+class KVGraph(MemoryGraph):
     """Nodes and inputs of one cache in one graph.
 
     Parameters
@@ -68,6 +70,11 @@ class KVGraph:
         self._rot_k = self._rotation(self._store.rot_k, "rot_k")
         self._rot_v = self._rotation(self._store.rot_v, "rot_v")
         self._observed = None if watch is None else MassGraph(graph.arena, path, watch, n // s, s)
+
+    @property
+    def kv(self) -> KVGraph:
+        """The graph itself."""
+        return self
 
     @property
     def inputs(self) -> tuple[GraphInput, ...]:
@@ -106,35 +113,44 @@ class KVGraph:
         if self._observed is not None:
             self._observed.fill(self._observed.what.chosen(ubatch.seq_first) if chosen is None else chosen)
 
-    def store(self, il: int, k: Tensor, v: Tensor) -> None:
-        """Add nodes that write `k` [Dk, Hk, n_tokens] and `v` [Dv, Hk, n_tokens] to the ubatch's cells."""
+    def store(self, il: int, k: Tensor, v: Tensor | None = None) -> None:
+        """Add nodes that write `k` [Dk, Hk, n_tokens] and `v` [Dv, Hk, n_tokens] to the ubatch's cells.
+
+        There is no `v` for layers that read V out of K.
+        """
         arena, (k_all, v_all) = self._arena, self._store.tensors(il)
+        if (v is None) != (v_all is None):
+            raise ParamError(f"v: layer {il} {'stores no V' if v_all is None else 'needs V'} beside K")
         if self._rot_k is not None:
             k = rotate(arena, k, self._rot_k.tensor)
+        self._scatter(k_all, self._by_row(k), self._k_rows.tensor)
+        if v is None or v_all is None:
+            return
         if self._rot_v is not None:
             v = rotate(arena, v, self._rot_v.tensor)
-        self._scatter(k_all, self._by_row(k), self._k_rows.tensor)
         if self._store.v_trans:
             self._scatter_values(v_all, v)
         else:
             self._scatter(v_all, self._by_row(v), self._v_rows.tensor)
 
-    def attend(self, il: int, q: Tensor, scale: float) -> Tensor:
+    def attend(self, il: int, q: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         """Return attention outputs [Dv, H, n_tokens] of queries `q` [Dk, H, n_tokens] over the stored cells.
 
         Call it after `store` of the same layer, so that a token sees itself.
         """
         spec = self.cache.spec
-        params = AttentionParams(scale, spec.alibi_max_bias, spec.logit_softcap)
+        params = AttentionParams(scale, spec.alibi_max_bias, spec.logit_softcap, sinks)
         if self._rot_k is not None:
             q = rotate(self._arena, q, self._rot_k.tensor)
-        kv = KVView(self.get_k(il), self.get_v(il), self._store.v_trans)
+        in_k = self.cache.spec.layers[il].k_only
+        kv = KVView(self.get_k(il), self.get_v(il), self._store.v_trans and not in_k)
         if self._observed is not None and self.watches(il):
             out = self._observed.attend(il, q, kv, self._mask.tensor, params)
             self._graph.expand(self._observed.masses[il])
         else:
             out = attend(self._arena, self.path, q, kv, self._mask.tensor, params)
-        return out if self._rot_v is None else rotate(self._arena, out, self._rot_v.tensor)
+        rotation = self._rot_k if in_k else self._rot_v
+        return out if rotation is None else rotate(self._arena, out, rotation.tensor)
 
     def get_k(self, il: int) -> Tensor:
         """Return a view of the stored keys, [Dk, Hk, n_kv, S]."""
@@ -144,8 +160,11 @@ class KVGraph:
 
     def get_v(self, il: int) -> Tensor:
         """Return a view of the stored values, [Dv, Hk, n_kv, S], or [n_kv, Hk, Dv, S] where stored transposed."""
-        v, layer = self._store.tensors(il)[1], self.cache.spec.layers[il]
-        head, width = layer.n_embd_head_v, v.ne[0]
+        (k, v), layer = self._store.tensors(il), self.cache.spec.layers[il]
+        head = layer.n_embd_head_v
+        if v is None:
+            return self._rows_view(k, head, layer.n_head_kv, k.ne[0], layer.n_embd_head_k)
+        width = v.ne[0]
         if not self._store.v_trans:
             return self._rows_view(v, head, layer.n_head_kv, width)
         size, n_cells, shape = v.dtype.type_size, self.cache.n_cells, self.shape
@@ -153,11 +172,12 @@ class KVGraph:
         channel, stream = size * n_cells, size * n_cells * width
         return ops.view(self._arena, v, ne, (channel * head, channel, stream), shape.s0 * stream)
 
-    def _rows_view(self, x: Tensor, head: int, n_head: int, width: int) -> Tensor:
+    def _rows_view(self, x: Tensor, head: int, n_head: int, width: int, step: int | None = None) -> Tensor:
+        """Return the heads of rows; heads begin every `step` elements, None = one after the other."""
         row, shape = x.dtype.row_size, self.shape
         stream = row(width) * self.cache.n_cells
         ne = (head, n_head, shape.n_kv, shape.n_stream)
-        return ops.view(self._arena, x, ne, (row(head), row(width), stream), shape.s0 * stream)
+        return ops.view(self._arena, x, ne, (row(step or head), row(width), stream), shape.s0 * stream)
 
     def _by_row(self, x: Tensor) -> Tensor:
         """Return [D, H, n_tokens] as [D*H, n_tokens]."""

@@ -8,13 +8,14 @@ from functools import cached_property
 
 from pykv.errors import ParamError
 from pykv.ggml import Arena, BufferType, DType, Tensor, cpu_device
-from pykv.memory.kv_settings import KVSettings, kv_type, layer_map
-from pykv.memory.spec import LayerSpec, MemorySpec
+from pykv.memory.kv_settings import KVSettings, kv_type
+from pykv.memory.memory_buffers import by_buffer_type
+from pykv.memory.spec import LayerSpec, MemorySpec, layer_map
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """One K and one V tensor `[n_embd, n_cells, n_stream]`, and where they go."""
+    """One K and one V tensor `[n_embd, n_cells, n_stream]`, and where they go; `n_embd_v` is 0 without the latter."""
 
     il: int
     n_embd_k: int
@@ -61,16 +62,17 @@ class KVPlan:
         """The layers that own tensors, in order."""
         chosen = [(il, layer) for il, layer in enumerate(self.spec.layers) if self._owns(il, layer)]
         # one index list serves all layers, so transposed rows are padded to the widest
-        widest = max((layer.n_embd_v for _, layer in chosen), default=0)
-        return tuple(
-            LayerPlan(il, layer.n_embd_k, widest if self.settings.v_trans else layer.n_embd_v, self._home(il))
-            for il, layer in chosen
-        )
+        widest = max((_stored_v(layer) for _, layer in chosen), default=0)
+
+        def width_v(layer: LayerSpec) -> int:
+            return widest if self.settings.v_trans and not layer.k_only else _stored_v(layer)
+
+        return tuple(LayerPlan(il, layer.n_embd_k, width_v(layer), self._home(il)) for il, layer in chosen)
 
     @property
     def reused(self) -> dict[int, int]:
         """Layers that read the tensors of another layer of this cache: layer → that layer."""
-        return {il: source for il, source in self.settings.reuse.items() if self._is_wanted(il)}
+        return {il: source for il, source in self.spec.reuse.items() if self._is_wanted(il)}
 
     @property
     def shared(self) -> dict[int, int]:
@@ -80,8 +82,12 @@ class KVPlan:
     @cached_property
     def by_buffer_type(self) -> tuple[tuple[BufferType, tuple[LayerPlan, ...]], ...]:
         """Layers grouped by where they go, ordered by the buffer type's name."""
-        kinds = sorted({layer.buffer_type for layer in self.layers}, key=lambda kind: kind.name)
-        return tuple((kind, tuple(layer for layer in self.layers if layer.buffer_type == kind)) for kind in kinds)
+        return by_buffer_type(self.layers)
+
+    @property
+    def purpose(self) -> str:
+        """What the memory is for."""
+        return f"KV cache of n_ctx={self.settings.n_cells} x {self.settings.n_stream} streams"
 
     @property
     def nbytes_per_layer(self) -> dict[int, int]:
@@ -107,20 +113,21 @@ class KVPlan:
         """Bytes that allocation takes in all."""
         return sum(self.nbytes_per_buffer_type.values())
 
-    def make_tensors(self, layers: tuple[LayerPlan, ...]) -> tuple[Arena, list[tuple[Tensor, Tensor]]]:
-        """Return an arena with the K and V headers of some layers, and these in pairs."""
+    def make_tensors(self, layers: tuple[LayerPlan, ...]) -> tuple[Arena, list[tuple[Tensor, Tensor | None]]]:
+        """Return an arena with the K and V headers of some layers, and these in pairs; V is None where K holds it."""
         arena = Arena(2 * len(layers))
         size, tag = (self.settings.n_cells, self.settings.n_stream), self.settings.tag
-        return arena, [
-            (
-                arena.tensor(self.type_k, (layer.n_embd_k, *size), f"cache_{tag}k_l{layer.il}"),
-                arena.tensor(self.type_v, (layer.n_embd_v, *size), f"cache_{tag}v_l{layer.il}"),
-            )
-            for layer in layers
-        ]
+
+        def headers(layer: LayerPlan) -> tuple[Tensor, Tensor | None]:
+            k = arena.tensor(self.type_k, (layer.n_embd_k, *size), f"cache_{tag}k_l{layer.il}")
+            if not layer.n_embd_v:
+                return k, None
+            return k, arena.tensor(self.type_v, (layer.n_embd_v, *size), f"cache_{tag}v_l{layer.il}")
+
+        return arena, [headers(layer) for layer in layers]
 
     def _owns(self, il: int, layer: LayerSpec) -> bool:
-        borrows = il in self.settings.reuse or il in self.share
+        borrows = il in self.spec.reuse or il in self.share
         return layer.n_head_kv > 0 and not borrows and self._is_wanted(il)
 
     def _is_wanted(self, il: int) -> bool:
@@ -135,10 +142,19 @@ class KVPlan:
         return kind
 
 
+def _stored_v(layer: LayerSpec) -> int:
+    """Return the elements of one cell's V row, as far as they are stored beside K."""
+    return 0 if layer.k_only else layer.n_embd_v
+
+
 def _check_types(spec: MemorySpec, settings: KVSettings, type_k: DType, type_v: DType) -> None:
     if settings.v_trans and type_v.is_quantized:
         raise ParamError(f"type_v={type_v.label!r} stores blocks, which cannot be transposed: turn flash_attn on")
     for il, layer in enumerate(spec.layers):
+        if layer.n_head_kv and layer.k_only and type_k != type_v:
+            raise ParamError(
+                f"type_v={type_v.label!r} differs from type_k={type_k.label!r}, but layer {il} reads V out of K"
+            )
         for argument, dtype, head in (("type_k", type_k, layer.n_embd_head_k), ("type_v", type_v, layer.n_embd_head_v)):
             # differs from llama.cpp: asked of K without flash attention too (there: skipped, and a row that does not
             # end with a block is met much later or not at all), because such a head cannot be stored either way
@@ -152,7 +168,7 @@ def _check_types(spec: MemorySpec, settings: KVSettings, type_k: DType, type_v: 
 def _check_layers(plan: KVPlan) -> None:
     """Check which layers own tensors and which read those of others."""
     layers, settings = plan.spec.layers, plan.settings
-    for name, ids in (("layers", settings.layers or ()), ("reuse", settings.reuse), ("share", plan.share)):
+    for name, ids in (("layers", settings.layers or ()), ("reuse", plan.spec.reuse), ("share", plan.share)):
         for il in ids:
             if not 0 <= il < len(layers):
                 raise ParamError(f"{name}: {il} is no layer; there are {len(layers)}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Set
+from dataclasses import dataclass
 from typing import Any
 
 from pykv.errors import ParamError
 from pykv.ggml import DType
+from pykv.memory.spec import layer_index
 from pykv.typing import MAX_SEQ, POS_INF, as_bool, as_int
 
 KV_TYPES = (
@@ -38,7 +39,6 @@ class KVSettings:
     layers : the layers that are cached; None = all that have K and V.
     reference_moves : `seq_add` and `seq_div` as llama.cpp has them: they move shared cells for all their owners, and
         `seq_div` turns keys the wrong way.
-    reuse : layer → earlier layer whose K and V it reads instead of its own.
     tag : goes into the tensors' names.
 
     Raises
@@ -54,7 +54,6 @@ class KVSettings:
     v_trans: bool = False
     reference_moves: bool = False
     layers: frozenset[int] | None = None
-    reuse: Mapping[int, int] = field(default_factory=dict)
     tag: str = ""
 
     def __post_init__(self) -> None:
@@ -67,7 +66,6 @@ class KVSettings:
             object.__setattr__(self, name, flag)
         if self.layers is not None:
             object.__setattr__(self, "layers", _layer_set(self.layers))
-        object.__setattr__(self, "reuse", layer_map("reuse", self.reuse))
         _check_tag(self.tag)
 
     def _take_size(self, name: str, most: int) -> None:
@@ -114,26 +112,7 @@ def kv_type(name: str | DType, argument: str) -> DType:
 def _layer_set(layers: object) -> frozenset[int]:
     if not isinstance(layers, Set):
         raise ParamError(f"layers={layers!r} must be a set of layers, or None for all")
-    return frozenset(_layer("layers", il) for il in layers)
-
-
-def layer_map(name: str, borrowed: object) -> dict[int, int]:
-    """Return a map of layers to layers, checked.
-
-    Raises
-    ------
-    ParamError : it is none; the message names it.
-    """
-    if not isinstance(borrowed, Mapping):
-        raise ParamError(f"{name}={borrowed!r} must map layers to the layers whose K and V they read")
-    return {_layer(name, il): _layer(name, source) for il, source in borrowed.items()}
-
-
-def _layer(name: str, il: object) -> int:
-    index = as_int(il)
-    if index is None:
-        raise ParamError(f"{name}: {il!r} is no layer")
-    return index
+    return frozenset(layer_index("layers", il) for il in layers)
 
 
 def _check_tag(tag: object) -> None:

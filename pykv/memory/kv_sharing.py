@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pykv.memory.kv_store import KVStore
 
 
-def shared_tensors(plan: KVPlan, other: KVStore | None) -> dict[int, tuple[Tensor, Tensor]]:
+def shared_tensors(plan: KVPlan, other: KVStore | None) -> dict[int, tuple[Tensor, Tensor | None]]:
     """Return the K and V that layers read from the other cache.
 
     Raises
@@ -60,11 +60,11 @@ def _check_cells(plan: KVPlan, other: KVStore) -> None:
                 raise ParamError(f"{name}={mine} differs from the shared cache's {theirs}")
 
 
-def _tensors_for(plan: KVPlan, il: int, other: KVStore, source: int) -> tuple[Tensor, Tensor]:
+def _tensors_for(plan: KVPlan, il: int, other: KVStore, source: int) -> tuple[Tensor, Tensor | None]:
     k, v = other.tensors(source)
     for name, mine, theirs in (
         ("type_k", plan.type_k, k.dtype),
-        ("type_v", plan.type_v, v.dtype),
+        ("type_v", plan.type_v, other.plan.type_v),
         ("v_trans", plan.settings.v_trans, other.v_trans),
     ):
         if mine != theirs:

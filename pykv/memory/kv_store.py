@@ -10,9 +10,9 @@ from pykv.cells.arguments import shown
 from pykv.errors import ParamError
 from pykv.ggml import Tensor
 from pykv.ggml.owner import Owner
-from pykv.memory.kv_buffers import allocate
 from pykv.memory.kv_plan import KVPlan
 from pykv.memory.kv_sharing import shared_rotation, shared_tensors
+from pykv.memory.memory_buffers import allocate
 from pykv.memory.v_layout import turn_v
 
 
@@ -41,9 +41,9 @@ class KVStore:
         self._tensors = shared_tensors(plan, other)
         self.rot_k, self.rot_v = shared_rotation(plan, other)
         self._buffers, own = allocate(plan)
-        self._tensors.update(own)
+        self._tensors.update({il: (k, v) for il, (k, v) in own.items() if k is not None})
         self._tensors.update({il: self._tensors[source] for il, source in plan.reused.items()})
-        self.n_embd_v_max = max((v.ne[0] for _, v in self._tensors.values()), default=0)
+        self.n_embd_v_max = max((v.ne[0] for _, v in self._tensors.values() if v is not None), default=0)
         self.v_trans = plan.settings.v_trans
         self._is_shared = other is not None
         if other is not None and plan.shared:
@@ -60,8 +60,8 @@ class KVStore:
         own: tuple[Owner, ...] = tuple(self._buffers)
         return own + (self._other.owners if self._other is not None else ())
 
-    def tensors(self, il: int) -> tuple[Tensor, Tensor]:
-        """Return the K and V tensors that a layer reads.
+    def tensors(self, il: int) -> tuple[Tensor, Tensor | None]:
+        """Return the K and V tensors that a layer reads; V is None where it is the front of K's heads.
 
         Raises
         ------
@@ -71,14 +71,14 @@ class KVStore:
             raise ParamError(f"il={shown(il)}: this cache holds no K and V for it; it has {sorted(self._tensors)}")
         return self._tensors[il]
 
-    def own_tensors(self) -> tuple[tuple[int, Tensor, Tensor], ...]:
+    def own_tensors(self) -> tuple[tuple[int, Tensor, Tensor | None], ...]:
         """Return (layer, K, V) of every tensor pair in the buffers, each once."""
         return tuple((layer.il, *self._tensors[layer.il]) for layer in self.plan.layers)
 
     @property
     def can_turn_v(self) -> bool:
         """Whether `turn_v` can change the layout."""
-        widths = {layer.n_embd_v for layer in self.plan.layers}
+        widths = {layer.n_embd_v for layer in self.plan.layers} - {0}
         return not self._is_shared and len(widths) == 1 and not self.plan.type_v.is_quantized
 
     def turn_v(self, n_used: int, transposed: bool) -> None:
@@ -90,7 +90,7 @@ class KVStore:
         """
         if not self.can_turn_v:
             raise ParamError(f"transposed={transposed}: the V of this cache can only lie as it was made")
-        turn_v([v for _, _, v in self.own_tensors()], n_used, transposed)
+        turn_v([v for _, _, v in self.own_tensors() if v is not None], n_used, transposed)
         self.v_trans = transposed
 
     def check(self) -> None:
@@ -98,6 +98,9 @@ class KVStore:
         size = (self.plan.settings.n_cells, self.plan.settings.n_stream)
         for layer, (il, k, v) in zip(self.plan.layers, self.own_tensors(), strict=True):
             for name, tensor, width in (("K", k, layer.n_embd_k), ("V", v, layer.n_embd_v)):
+                if tensor is None:
+                    assert width == 0, f"{name} of layer {il} is missing, planned {width} x {size}"
+                    continue
                 assert tensor.ne[:3] == (width, *size), f"{name} of layer {il} is {tensor!r}, planned {width} x {size}"
                 tensor.check_data()
 

@@ -44,8 +44,15 @@ class RowGraph:
         # with one position for all, every head of every row counts as a head of one token: its sines are computed once
         n_heads = layer.n_head_kv * (n_rows // n_pos)
         heads = ops.reshape(self._arena, rows, layer.n_embd_head_k, n_heads, n_pos)
-        turned = ops.rope(self._arena, heads, self._pos.tensor, params, layer.rope_factors)
-        return ops.reshape(self._arena, turned, *rows.ne[:2])
+        if not layer.rope_at:
+            turned = ops.rope(self._arena, heads, self._pos.tensor, params, layer.rope_factors)
+            return ops.reshape(self._arena, turned, *rows.ne[:2])
+        at, size = layer.rope_at, heads.dtype.type_size
+        strides = (size * layer.n_embd_head_k, size * rows.ne[0] * (n_rows // n_pos), size * rows.n_elements)
+        front = ops.view(self._arena, heads, (at, n_heads, n_pos, 1), strides, 0)
+        back = ops.view(self._arena, heads, (layer.n_embd_head_k - at, n_heads, n_pos, 1), strides, size * at)
+        turned = ops.rope(self._arena, back, self._pos.tensor, params, layer.rope_factors)
+        return ops.reshape(self._arena, ops.concat(self._arena, front, turned, 0), *rows.ne[:2])
 
     def bind(self) -> None:
         """Find the memory of the inputs, once the graph has been allocated."""

@@ -48,9 +48,9 @@ class RowMover:
         src, dst = copy.src_stream * n_cells + copy.src, copy.dst_stream * n_cells + copy.dst
         for _, k, v in self._store.own_tensors():
             copy_rows(k, src, dst)
-            if self._store.v_trans:
+            if v is not None and self._store.v_trans:
                 copy_cells(v, copy)
-            else:
+            elif v is not None:
                 copy_rows(v, src, dst)
 
     def turn(self, rows: I64Array, deltas: I32Array) -> None:
@@ -77,6 +77,8 @@ class RowMover:
     def read_v(self, il: int, rows: I64Array) -> F32Array:
         """Return the values of (k,) rows of one stream, (k, n_head_kv, n_embd_head_v)."""
         layer, stored = self._layers[il], self._store.tensors(il)[1]
+        if stored is None:
+            return self.read_k(il, rows, None)[:, :, : layer.n_embd_head_v]
         if self._store.v_trans and rows.size:
             values = read_cells(stored, rows)[:, : layer.n_embd_v]
         else:

@@ -11,7 +11,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from pykv.cells import CellStreams, CellsView, MaskRule, visible
+from pykv.cells import (
+    CellStreams,
+    CellsView,
+    KVCells,
+    MaskRule,
+    SlotInfo,
+    SwaType,
+    missing_before,
+    resume_points,
+    visible,
+)
 from pykv.cells.arguments import boolean, integer, sequence_id
 from pykv.errors import ParamError, UseAfterCloseError
 from pykv.ggml import BufferType, Tensor, usable_cores
@@ -21,11 +31,12 @@ from pykv.memory.guard import Guard
 from pykv.memory.kv_plan import KVPlan
 from pykv.memory.kv_settings import KVSettings
 from pykv.memory.kv_store import KVStore
+from pykv.memory.resumable import Resumable
 from pykv.memory.row_follower import RowFollower
 from pykv.memory.row_mover import RowMover
 from pykv.memory.spec import MemorySpec
 from pykv.memory.verb import Listener
-from pykv.typing import POS_INF, F32Array, I32Array, I64Array
+from pykv.typing import POS_INF, BoolArray, F32Array, I32Array, I64Array
 
 
 class StoredKV:
@@ -45,6 +56,7 @@ class StoredKV:
     other, share : a cache whose cells this one sees, and layer → the layer of it whose tensors are read.
         All verbs but `clear` then leave the cells alone: they belong to `other`.
     n_threads : CPU threads that copy and turn rows; None = all cores this process may use.
+    guard : the guard of the memory that this cache is a part of; None = its own.
 
     Raises
     ------
@@ -61,6 +73,7 @@ class StoredKV:
         other: StoredKV | None = None,
         share: Mapping[int, int] | None = None,
         n_threads: int | None = None,
+        guard: Guard | None = None,
         **keywords: Any,
     ) -> None:
         if settings is None:
@@ -71,7 +84,7 @@ class StoredKV:
         self.spec, self.settings, self.other = spec, settings, other
         self.store: KVStore = KVStore(plan, other.store if other is not None else None)
         self.streams: CellStreams = _streams(spec, settings) if other is None else other.streams
-        self.guard: Guard = Guard() if other is None else other.guard
+        self.guard: Guard = guard or (Guard() if other is None else other.guard)
         self.listeners: list[Listener] = []
         self._mover = RowMover(self.store, usable_cores() if n_threads is None else n_threads)
         self._follower: RowFollower = RowFollower(self.streams, self.guard.flag) if other is None else other._follower
@@ -86,6 +99,21 @@ class StoredKV:
     @property
     def n_stream(self) -> int:
         return self.settings.n_stream
+
+    @property
+    def n_seq_max(self) -> int:
+        """Sequences."""
+        return self.settings.n_seq_max
+
+    @property
+    def v_trans(self) -> bool:
+        """Whether V is stored transposed now."""
+        return self.store.v_trans
+
+    @property
+    def used(self) -> str:
+        """How full it is, in words."""
+        return ", ".join(f"{one.n_used} of {one.n} cells used" for one in self.streams.cells)
 
     @property
     def used_max_p1(self) -> int:
@@ -105,8 +133,8 @@ class StoredKV:
         """What a graph that reads this cache stands on."""
         return self.store.owners
 
-    def tensors(self, il: int) -> tuple[Tensor, Tensor]:
-        """Return the K and V tensors that a layer reads, with all queued changes made.
+    def tensors(self, il: int) -> tuple[Tensor, Tensor | None]:
+        """Return the K and V tensors that a layer reads, with all queued changes made; no V where K's heads hold it.
 
         Raises
         ------
@@ -158,7 +186,60 @@ class StoredKV:
         self._check_ids(seq_id)
         return self.streams.pos_max(seq_id)
 
+    # going on
+
+    def resumable(self, seq_id: int, p: int) -> Resumable:
+        """Return whether decoding may go on at `p`, with all that the token there sees stored; if not, why.
+
+        Raises
+        ------
+        ParamError : `p` is no position.
+        """
+        points = self.resume_points(seq_id, p)
+        largest = int(np.flatnonzero(points)[-1])
+        if largest == p:
+            return Resumable(p)
+        window = self.spec.window
+        with self.guard:
+            gaps = missing_before(self._cells_of(seq_id), int(seq_id), p, window)
+        assert gaps is not None, "no resume point, no gap"
+        why, what = (
+            ("missing", "token") if window.type is SwaType.NONE else ("window_gone", f"window of {window.n_swa}")
+        )
+        return Resumable(
+            largest, why, f"a {what} at {p} sees positions {gaps[0]} to {gaps[1]}, which are not all stored"
+        )
+
+    def resume_points(self, seq_id: int, p: int) -> BoolArray:
+        """Return (p + 1,) at which positions up to `p` decoding may go on."""
+        self.require_open()
+        self._check_ids(seq_id)
+        p = integer("p", p, 0, POS_INF - 1)
+        with self.guard:
+            if self.spec.n_pos_per_embd > 1:  # pictures: many tokens at one position, and positions without any
+                return np.arange(p + 1) <= self.streams.pos_max(seq_id) + 1
+            return resume_points(self._cells_of(seq_id), int(seq_id), p, self.spec.window)
+
     # inspection
+
+    def kv_of(self, il: int, slot: SlotInfo) -> tuple[StoredKV, SlotInfo]:
+        """Return the cache that a layer reads, and its slot of a plan's."""
+        return self, slot
+
+    def seen(self, seq_id: int, il: int | None = None) -> tuple[I32Array, I32Array]:
+        """Return positions and tokens of the cells of a sequence that a next token may look at, (n,) each.
+
+        `il` names the layer, for memories whose layers see different cells.
+        """
+        self.require_open()
+        self._check_ids(seq_id)
+        cells, window = self._cells_of(seq_id), self.spec.window
+        idxs = cells.find(int(seq_id), 0, POS_INF)
+        pos = cells.pos[idxs]
+        if window.type is not SwaType.NONE and len(pos):
+            idxs = idxs[~window.masked(pos, int(pos.max()) + 1)]
+            pos = cells.pos[idxs]
+        return pos, cells.ext_tok[idxs]
 
     def cells(self, stream: int = 0) -> CellsView:
         """Return the cells of one stream as they are from now on: `pos`, `shift`, `token`, `owners`, read-only."""
@@ -190,8 +271,7 @@ class StoredKV:
         self._check_ids(seq_id)
         pos, rule = integer("pos", pos, 0, POS_INF - 1), MaskRule(window=self.spec.window)
         with self.guard:
-            cells = self.streams.cells[self.streams.stream_of(seq_id)]
-            return {self.spec.window.kind: visible(cells, int(seq_id), pos, rule)}
+            return {self.spec.window.kind: visible(self._cells_of(seq_id), int(seq_id), pos, rule)}
 
     def check(self) -> None:
         """Verify every invariant; raises AssertionError naming what is wrong."""
@@ -229,6 +309,10 @@ class StoredKV:
             self.other.require_open()
 
     # mechanism
+
+    def _cells_of(self, seq_id: int) -> KVCells:
+        """Return the stream that holds a sequence."""
+        return self.streams.cells[self.streams.stream_of(seq_id)]
 
     def _rows_of(self, il: int, seq_id: int) -> I64Array:
         """Return the rows of a sequence in the order of positions, with all queued changes made."""

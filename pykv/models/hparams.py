@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
-
-import numpy as np
 
 from pykv.errors import GGUFError
-from pykv.gguf import GGUFFile, Metadata
+from pykv.gguf import GGUFFile
+from pykv.models.keys import Keys
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-
-MAX_STRETCH = 2.0**31
-"""Positions lie below it, so a factor beyond it, or beyond its inverse, leaves nothing of them."""
-
-FLOAT32_MAX, FLOAT32_MIN = float(np.finfo(np.float32).max), float(np.finfo(np.float32).smallest_normal)
-"""The largest number and the smallest normal one of the type that ggml computes with."""
-
-_T = TypeVar("_T", int, float)
 
 
 @dataclass(frozen=True)
@@ -52,7 +42,8 @@ class HParams:
     Attributes
     ----------
     architecture : as the file names it.
-    n_head, n_head_kv : per layer.
+    n_head, n_head_kv : per layer; 0 K and V heads where a layer does not attend.
+    norm_rms_eps : what norms add to the variance.
     n_embd_head_k, n_embd_head_v : elements of one head.
     n_rot : elements of a head that are rotated.
     """
@@ -96,74 +87,23 @@ class HParams:
         ------
         GGUFError : a key is missing, of the wrong type, or out of range; the message names it.
         """
-        return _read(_Keys(file))
+        return _read(Keys(file))
 
 
-class _Keys:
-    """Typed reading of the keys below ``<architecture>.``, with range checks."""
-
-    def __init__(self, file: GGUFFile) -> None:
-        self.path = file.path
-        self.meta: Metadata = file.metadata
-        self.architecture = self.meta.typed("general.architecture", str)
-        self.tensors = file.tensors
-
-    def key(self, name: str) -> str:
-        return f"{self.architecture}.{name}"
-
-    def number(self, name: str, kind: type[_T], default: _T | None = None) -> _T:
-        if default is None:
-            return self.meta.typed(self.key(name), kind)
-        return self.meta.typed(self.key(name), kind, default)
-
-    def size(self, name: str, default: int | None = None, least: int = 1) -> int:
-        value = self.number(name, int, default)
-        if not least <= value < 2**31:
-            raise self.refusal(name, value, f"at least {least} and at most {2**31 - 1}")
-        return value
-
-    def finite(self, name: str, default: float) -> float:
-        value = self.number(name, float, default)
-        if not abs(value) <= FLOAT32_MAX:  # false for a NaN too
-            raise self.refusal(name, value, "a finite number in float32")
-        return value
-
-    def unsigned(self, name: str, default: float) -> float:
-        value = self.finite(name, default)
-        if value < 0:
-            raise self.refusal(name, value, "a number, not negative")
-        return value
-
-    def positive(self, name: str, default: float | None = None) -> float:
-        """Return a number above 0, or 0 where that is the default and means "not given"."""
-        value = self.number(name, float, default)
-        if not (FLOAT32_MIN <= value <= FLOAT32_MAX or value == default == 0.0):
-            raise self.refusal(name, value, "a positive number, neither tiny nor infinite in float32")
-        return value
-
-    def stretch(self, name: str) -> float:
-        """Return a factor on positions, or 0 for "not given"."""
-        value = self.positive(name, 0.0)
-        if value and not 1 / MAX_STRETCH <= value <= MAX_STRETCH:
-            raise self.refusal(name, value, "a positive number in 2^-31..2^31")
-        return value
-
-    def refusal(self, name: str, value: object, limits: str) -> GGUFError:
-        return GGUFError(f"{self.path}: {self.key(name)}={value} must be {limits}")
-
-    def per_layer(self, name: str, n_layer: int, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """Return one number per layer; the file may give one for all."""
-        key = self.key(name)
-        if key not in self.meta and default is not None:
-            return default
-        value = self.meta[key] if key in self.meta else self.size(name)
-        values = value.tolist() if isinstance(value, np.ndarray) else [self.size(name)] * n_layer
-        if len(values) != n_layer or not all(isinstance(v, int) and v >= 0 for v in values):
-            raise GGUFError(f"{self.path}: {key} must hold one count for each of the {n_layer} layers")
-        return tuple(values)
+def refuse_experts(keys: Keys) -> None:
+    """Raise `GGUFError` if a model mixes experts where its family has none here."""
+    if keys.size("expert_count", 0, least=0):
+        raise GGUFError(f"{keys.path}: {keys.key('expert_count')}: mixtures of experts are not supported here")
 
 
-def _read(keys: _Keys) -> HParams:
+def refuse_headless_layers(keys: Keys, hparams: HParams) -> None:
+    """Raise `GGUFError` if a layer has no heads where every layer of the family attends."""
+    for il, (q, kv) in enumerate(zip(hparams.n_head_by_layer, hparams.n_head_kv_by_layer, strict=True)):
+        if q < 1 or kv < 1:
+            raise GGUFError(f"{keys.path}: layer {il}: {kv} KV heads cannot serve {q} query heads")
+
+
+def _read(keys: Keys) -> HParams:
     n_layer, n_embd = keys.size("block_count"), keys.size("embedding_length")
     if n_layer > len(keys.tensors):
         raise GGUFError(
@@ -172,9 +112,9 @@ def _read(keys: _Keys) -> HParams:
     n_head = keys.per_layer("attention.head_count", n_layer)
     n_head_kv = keys.per_layer("attention.head_count_kv", n_layer, n_head)
     for il, (q, kv) in enumerate(zip(n_head, n_head_kv, strict=True)):
-        if q < 1 or kv < 1 or q % kv:
+        if kv and (q < 1 or q % kv):
             raise GGUFError(f"{keys.path}: layer {il}: {kv} KV heads cannot serve {q} query heads")
-    head = n_embd // n_head[0]
+    head = n_embd // next((n for n in n_head if n), 1)
     head_k = keys.size("attention.key_length", head)
     n_rot = keys.size("rope.dimension_count", head_k)
     if n_rot > head_k or n_rot % 2:
@@ -192,17 +132,15 @@ def _read(keys: _Keys) -> HParams:
         n_embd_head_k=head_k,
         n_embd_head_v=keys.size("attention.value_length", head),
         n_rot=n_rot,
-        norm_rms_eps=keys.positive("attention.layer_norm_rms_epsilon"),
+        norm_rms_eps=_eps(keys),
         rope_freq_base=_freq_base(keys),
         rope_scaling=_rope_scaling(keys),
         attention_scale=keys.positive("attention.scale", 0.0),
     )
 
 
-def _refuse_other_kinds(keys: _Keys) -> None:
+def _refuse_other_kinds(keys: Keys) -> None:
     """Refuse models that would be computed as something that they are not."""
-    if keys.size("expert_count", 0, least=0):
-        raise GGUFError(f"{keys.path}: {keys.key('expert_count')}: mixtures of experts are not supported")
     if not keys.meta.typed(keys.key("attention.causal"), bool, True):
         causal = keys.key("attention.causal")
         raise GGUFError(f"{keys.path}: {causal}=False: attention to later tokens is not supported")
@@ -213,7 +151,13 @@ def _refuse_other_kinds(keys: _Keys) -> None:
         )
 
 
-def _freq_base(keys: _Keys) -> float:
+def _eps(keys: Keys) -> float:
+    """Return what norms add to the variance: RMS norm's, or layer norm's where a model has that instead."""
+    name = "attention.layer_norm_epsilon"
+    return keys.positive(name if keys.key(name) in keys.meta else "attention.layer_norm_rms_epsilon")
+
+
+def _freq_base(keys: Keys) -> float:
     """Return the base; below 1, frequencies would grow from one pair of dims to the next until they overflow."""
     base = keys.positive("rope.freq_base", 10000.0)
     if base < 1:
@@ -221,7 +165,7 @@ def _freq_base(keys: _Keys) -> float:
     return base
 
 
-def _n_vocab(keys: _Keys) -> int:
+def _n_vocab(keys: Keys) -> int:
     """Return the rows of the embedding: the vocabulary list may be absent or padded."""
     table = keys.tensors.get("token_embd.weight")
     if table is None:
@@ -229,7 +173,7 @@ def _n_vocab(keys: _Keys) -> int:
     return table.ne[1]
 
 
-def _rope_scaling(keys: _Keys) -> RopeScaling:
+def _rope_scaling(keys: Keys) -> RopeScaling:
     kind = keys.meta.typed(keys.key("rope.scaling.type"), str, "linear")
     if kind not in ROPE_SCALINGS:
         raise GGUFError(f"{keys.path}: {keys.key('rope.scaling.type')}={kind!r} is unknown")

@@ -12,7 +12,8 @@ from typing import ClassVar
 from pykv.ggml import Tensor
 from pykv.memory import LayerSpec, MemorySpec
 from pykv.models.graph_builder import GraphBuilder
-from pykv.models.hparams import HParams
+from pykv.models.hparams import HParams, refuse_experts, refuse_headless_layers
+from pykv.models.keys import Keys
 from pykv.models.rope import ContextRope
 from pykv.models.weights import LayerWeights, Weights
 
@@ -47,7 +48,9 @@ class Llama:
     rope_mode: ClassVar[str] = "norm"
     has_qk_norm: ClassVar[bool] = False
 
-    def __init__(self, hparams: HParams, weights: Weights) -> None:
+    def __init__(self, hparams: HParams, weights: Weights, keys: Keys) -> None:
+        refuse_experts(keys)
+        refuse_headless_layers(keys, hparams)
         hp, place = hparams, weights.placement
         self.hparams = hparams
         self.tok_embd = weights.need("token_embd.weight", (hp.n_embd, hp.n_vocab), place.input)

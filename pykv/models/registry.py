@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pykv.errors import UnknownArchitectureError
+from pykv.models.architecture import Architecture
+from pykv.models.hparams import HParams
+from pykv.models.keys import Keys
 from pykv.models.llama import Llama
 from pykv.models.qwen2 import Qwen2
 from pykv.models.qwen3 import Qwen3
+from pykv.models.weights import Weights
 
-ARCHITECTURES: dict[str, type[Llama]] = {
+Build = Callable[[HParams, Weights, Keys], Architecture]
+"""Takes the weights of one model out of its file."""
+
+ARCHITECTURES: dict[str, Build] = {
     "llama": Llama,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
 }
 
 
-def find_architecture(name: str) -> type[Llama]:
+def find_architecture(name: str) -> Build:
     """Return the class of an architecture.
 
     Raises

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from pykv.errors import ParamError
 from pykv.ggml import RopeParams
-from pykv.models.hparams import FLOAT32_MAX, MAX_STRETCH, ROPE_SCALINGS, HParams
+from pykv.models.hparams import ROPE_SCALINGS, HParams
+from pykv.models.keys import FLOAT32_MAX, MAX_STRETCH
 from pykv.typing import as_int, as_number
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from pykv.cells import SwaType, Window
 from pykv.errors import ParamError
 from pykv.ggml import RopeParams, Tensor
-from pykv.memory import LayerSpec, MemorySpec
+from pykv.memory import LayerSpec, MemorySpec, StateSpec
 from pykv.typing import F32Array, as_int, as_number
 
 
@@ -22,11 +22,13 @@ def spec_record(spec: MemorySpec) -> dict[str, Any]:
     for layer in spec.layers:
         record = {f.name: getattr(layer, f.name) for f in fields(layer)}
         record["rope"] = None if layer.rope is None else asdict(layer.rope)
+        record["state"] = None if layer.state is None else asdict(layer.state)
         if layer.rope_factors is not None:
             record["rope_factors"] = factors.setdefault(layer.rope_factors, len(factors))
         layers.append(record)
     return {f.name: getattr(spec, f.name) for f in fields(spec)} | {
         "layers": layers,
+        "reuse": [list(pair) for pair in spec.reuse.items()],
         "window": {"n_swa": spec.window.n_swa, "type": spec.window.type.name},
         "rope_factors": [tensor.numpy().reshape(-1).tolist() for tensor in factors],
     }
@@ -54,6 +56,7 @@ def spec_of(record: Mapping[str, Any], factors: Sequence[Tensor] | None = None) 
             raise ParamError(f"spec: {name}={record[name]!r} must be a list")
     own = {
         "layers": tuple(_layer(one, len(record["rope_factors"]), factors) for one in record["layers"]),
+        "reuse": _reuse(record.get("reuse", [])),
         "window": _window(_checked("window", record["window"], Window, "n_swa", "type")),
     }
     return MemorySpec(**{name: value for name, value in record.items() if name != "rope_factors"} | own)
@@ -70,6 +73,14 @@ def _checked(name: str, record: Any, kind: type, *needed: str) -> Mapping[str, A
     return record
 
 
+def _reuse(pairs: Any) -> dict[Any, Any]:
+    if not isinstance(pairs, (list, tuple)) or not all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs
+    ):
+        raise ParamError(f"spec: reuse={pairs!r} must be a list of pairs of layers")
+    return dict(pairs)
+
+
 def _window(record: Mapping[str, Any]) -> Window:
     if record["type"] not in list(SwaType.__members__):
         raise ParamError(f"spec: window type={record['type']!r} must be one of {', '.join(SwaType.__members__)}")
@@ -78,12 +89,13 @@ def _window(record: Mapping[str, Any]) -> Window:
 
 def _layer(record: Any, n_factors: int, factors: Sequence[Tensor] | None) -> LayerSpec:
     rest = dict(_checked("layer", record, LayerSpec, "rope", "rope_factors"))
-    rope, given = rest.pop("rope"), rest.pop("rope_factors")
+    rope, given, state = rest.pop("rope"), rest.pop("rope_factors"), rest.pop("state", None)
     index = as_int(given)
     if given is not None and (index is None or not 0 <= index < n_factors):
         raise ParamError(f"spec: rope_factors={given!r} must name one of {n_factors} sets")
     return LayerSpec(
         **rest,
+        state=None if state is None else StateSpec(**_checked("state", state, StateSpec)),
         rope=None if rope is None else _rope(_checked("rope", rope, RopeParams)),
         rope_factors=None if index is None or factors is None else factors[index],
     )

@@ -6,16 +6,15 @@ Source: spec decode.md sections 4 and 6.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pykv.batch import UBatch
-from pykv.cells import SlotInfo
 from pykv.errors import AllocError
 from pykv.ggml import Arena, Backend, Graph, GraphInput, Sched, Tensor, ops
 from pykv.ggml.owner import Owner
-from pykv.memory import AttentionPlan, KVCache, KVShape, MassWatch
-from pykv.memory.attention import MANY_TOKENS, AttentionPath
-from pykv.models import GraphBuilder, GraphShape
-from pykv.models.llama import Llama
+from pykv.memory import AttentionPath, AttentionPlan, MassWatch, Memory
+from pykv.memory.memory_graph import MemoryShape
+from pykv.models import Architecture, GraphBuilder, GraphShape
 from pykv.runtime.observe import Watched
 from pykv.typing import F32Array
 
@@ -33,7 +32,7 @@ class BuiltGraph:
 
 
 class Compute:
-    """Runs a model over ubatches against one KV cache.
+    """Runs a model over ubatches against one memory.
 
     Attributes
     ----------
@@ -42,16 +41,16 @@ class Compute:
 
     def __init__(
         self,
-        model: Llama,
-        cache: KVCache,
+        model: Architecture,
+        memory: Memory,
         attention: AttentionPlan,
         backends: list[Backend],
         stands_on: tuple[Owner, ...],
     ) -> None:
-        self._model, self._cache, self._attention = model, cache, attention
+        self._model, self._memory, self._attention = model, memory, attention
         budget = NODES_BESIDE + NODES_PER_LAYER * model.hparams.n_layer
         self._arena = Arena(budget, budget)
-        self._sched = Sched(backends, budget, (*stands_on, *cache.owners, self._arena))
+        self._sched = Sched(backends, budget, (*stands_on, *memory.owners, self._arena))
         self._built: BuiltGraph | None = None
         self.n_reused = 0
 
@@ -64,13 +63,11 @@ class Compute:
         UnsupportedOpError : a node runs on none of the devices.
         """
         self._built = None
-        n_stream = self._cache.n_stream
-        n_tokens = -(-n_tokens // n_stream) * n_stream if n_stream > 1 else n_tokens
-        purpose = f"n_ubatch={n_tokens} over {self._cache.n_cells} cells"
+        purpose = f"n_ubatch={n_tokens} over {self._memory.n_cells} cells"
         for n in self._largest(n_tokens):
-            kv = KVShape(n, self._cache.n_cells, 0, n_stream)
-            seen = None if watch is None else watch.up_to(n // n_stream)
-            built = self._build(GraphShape(kv, min(n_outputs, n), seen))
+            shape = self._memory.full_shape(n)
+            seen = None if watch is None else watch.up_to(shape.n_tokens // self._memory.n_stream)
+            built = self._build(GraphShape(shape, min(n_outputs, n), seen))
             built.graph.check_supported(self._sched.devices)
             self._sched.reserve(built.graph, purpose)
         # a host that overcommits grants memory which it lacks, and ends the process when that is written to
@@ -80,42 +77,35 @@ class Compute:
 
     def _largest(self, n_tokens: int) -> list[int]:
         """Return the sizes of ubatches that may need the most memory, ascending."""
-        n_few = ops.FUSED_MAX_ROWS * self._cache.n_stream
+        n_few = ops.FUSED_MAX_ROWS * self._memory.n_stream
         is_fused = self._attention.few is AttentionPath.FUSED
         return [n_few, n_tokens] if is_fused and n_few < n_tokens else [n_tokens]
 
-    def lay_out_v(self, n_tokens: int) -> None:
-        """Let V lie as generation at the present depth reads it best, before `n_tokens` more are stored.
-
-        Prompts leave it in rows, where they write it fastest; the first token generated after them turns it.
-        """
-        cache = self._cache
-        wanted = self._attention.wants_transposed(cache.used_max_p1 + n_tokens, cache.store.v_trans)
-        if wanted == cache.store.v_trans or (wanted and n_tokens >= MANY_TOKENS) or not cache.store.can_turn_v:
-            return
-        cache.store_v(transposed=wanted)
-        self._built = None
+    def lay_out(self, n_tokens: int) -> None:
+        """Let what is stored lie as generation at the present depth reads it best, before `n_tokens` more come."""
+        if self._memory.lay_out(self._attention, n_tokens):
+            self._built = None
 
     def run(
-        self, shape: KVShape, slot: SlotInfo, ubatch: UBatch, out: F32Array, watched: Watched | None = None
+        self, shape: MemoryShape, slot: Any, ubatch: UBatch, out: F32Array, watched: Watched | None = None
     ) -> Mapping[int, Tensor]:
         """Compute a ubatch whose bookkeeping has been applied; writes its logits into `out` (n_outputs, n_vocab).
 
         Returns
         -------
-        The masses that `watched` asks for, see `KVGraph.masses`; they hold until the next ubatch.
+        The masses that `watched` asks for, see `MemoryGraph.masses`; they hold until the next ubatch.
 
         Raises
         ------
         ComputeCancelled, ComputeError, AllocError : the ubatch's rows in the cache are then undefined.
         """
         watch, chosen = (None, None) if watched is None else (watched.watch, watched.chosen)
-        built = self._graph_for(GraphShape(shape, ubatch.n_outputs, watch))
+        built = self._graph_for(GraphShape(shape, ubatch.n_outputs, watch, ubatch.token is None))
         built.builder.fill(slot, ubatch, chosen)
         self._sched.compute(built.graph)
         if built.logits is not None:
             built.logits.get_into(out)
-        return built.builder.kv.masses
+        return built.builder.memory.masses
 
     def close(self) -> None:
         self._built = None
@@ -147,8 +137,8 @@ class Compute:
         self._sched.reset()
         self._arena.reset()
         graph = Graph(self._arena)
-        path = self._attention.path(shape.kv.n_tokens // shape.kv.n_stream, self._cache.store.v_trans)
-        builder = GraphBuilder(graph, self._cache, shape, path)
+        memory = self._memory.graph(graph, shape.memory, self._attention, shape.watch)
+        builder = GraphBuilder(graph, self._memory.spec, shape, memory)
         logits = self._model.build(builder)
         if logits is not None:
             graph.expand(logits.as_output())

@@ -15,11 +15,10 @@ import numpy as np
 from pykv.batch import Batch, BatchBuilder, BatchLimits, ValidBatch, validate
 from pykv.errors import ComputeCancelled, ConcurrentUseError, NoSlotError, ParamError, UseAfterCloseError
 from pykv.ggml import Backend, HeldInterrupt, cpu_device
-from pykv.memory import AttentionMass, AttentionPlan, KVCache, MassWatch
+from pykv.memory import AttentionMass, AttentionPlan, MassWatch, Memory, MemoryContext, make_memory
 from pykv.memory.attention_choice import AttentionInUse
-from pykv.memory.kv_context import KVContext
 from pykv.runtime.compute import Compute
-from pykv.runtime.memory_layout import attention_choice, kv_places, kv_settings
+from pykv.runtime.memory_layout import attention_choice, kv_places, memory_settings
 from pykv.runtime.observe import Observer, Watched
 from pykv.runtime.outputs import Outputs
 from pykv.runtime.params import ContextParams, resolve
@@ -58,11 +57,11 @@ class Context:
         self.attention = self._choice.plan
         self.traces: list[Trace] = []
         self._observer: Observer | None = None
-        self.memory = KVCache(
+        self.memory: Memory = make_memory(
             spec,
-            kv_settings(self.params, self.attention),
-            place=kv_places(model, self.params),
-            n_threads=self.params.n_threads,
+            memory_settings(self.params, self.attention),
+            kv_places(model, self.params),
+            self.params.n_threads,
         )
         self._cancel = self.memory.guard.flag  # one for all: moving rows stops at it between two steps
         try:
@@ -72,7 +71,11 @@ class Context:
             self.memory.close()
             raise
         self._limits = BatchLimits(
-            n_tokens_max=self.params.n_batch, n_vocab=model.hparams.n_vocab, n_seq_max=self.params.n_seq_max
+            n_tokens_max=self.params.n_batch,
+            n_vocab=model.hparams.n_vocab,
+            n_seq_max=self.params.n_seq_max,
+            n_pos_per_embd=spec.n_pos_per_embd,
+            n_embd_inp=model.hparams.n_embd,
         )
 
     # decode
@@ -141,7 +144,7 @@ class Context:
     def attention_path(self) -> AttentionInUse:
         """Which path attention takes for single tokens and for prompts, and why."""
         self._require_open()
-        return self._choice.in_use(self.memory.store.v_trans)
+        return self._choice.in_use(self.memory.v_trans)
 
     @property
     def n_ctx(self) -> int:
@@ -268,7 +271,7 @@ class Context:
         if valid.n_outputs > self.params.n_outputs_max:
             raise ParamError(f"logits: {valid.n_outputs} rows asked for, n_outputs_max={self.params.n_outputs_max}")
         plan = self._plan(valid)
-        self._compute.lay_out_v(valid.n_tokens)
+        self._compute.lay_out(valid.n_tokens)
         outputs = Outputs(valid.n_outputs, self.model.hparams.n_vocab)
         self._logits = None
         observer = self._observer
@@ -293,15 +296,13 @@ class Context:
                 for trace in tuple(self.traces):
                     trace.hear_decode(heard, result, self._logits if result == "ok" else None)
 
-    def _plan(self, valid: ValidBatch) -> KVContext:
+    def _plan(self, valid: ValidBatch) -> MemoryContext:
         plan = self.memory.init_batch(valid, self.params.n_ubatch)
         if plan is None:
-            cells = self.memory.streams.cells
-            used = ", ".join(f"{one.n_used} of {one.n} cells used" for one in cells)
-            raise NoSlotError(f"no room for {valid.n_tokens} tokens: {used}")
+            raise NoSlotError(f"no room for {valid.n_tokens} tokens: {self.memory.used}")
         return plan
 
-    def _step(self, plan: KVContext, i: int, outputs: Outputs, watched: Watched | None) -> None:
+    def _step(self, plan: MemoryContext, i: int, outputs: Outputs, watched: Watched | None) -> None:
         """Apply and compute one ubatch; if that fails, take its tokens out again."""
         ubatch = plan.ubatches[i]
         if self._cancel:

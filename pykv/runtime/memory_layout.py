@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pykv.errors import ParamError
 from pykv.ggml import BufferType, Device, cpu_device
-from pykv.memory import AttentionPath, AttentionPlan, KVCache, KVPlan, KVSettings, MemorySpec
+from pykv.memory import AttentionPath, AttentionPlan, KVSettings, MemoryPlan, MemorySettings, MemorySpec, memory_plan
 from pykv.memory.attention_choice import AttentionChoice
 from pykv.memory.attention_probe import ProbeShape, measured_choice, measured_many
 from pykv.memory.fused_support import fused_misfit
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from pykv.runtime.model import Model
 
 
-def kv_plan(model: Model, params: ContextParams) -> KVPlan:
-    """Return what the KV cache of a context takes, without allocating it."""
+def plan_of(model: Model, params: ContextParams) -> MemoryPlan:
+    """Return what the memory of a context takes, without allocating it."""
     resolved = resolve(params, model.hparams)
     spec = model.architecture.memory_spec(resolved.rope)
     # rows of equal width take the same bytes in both layouts: no need to measure which one it will be
-    is_even = len({layer.n_embd_v for layer in spec.layers}) == 1
+    is_even = len({layer.n_embd_v for layer in spec.layers if layer.n_head_kv}) == 1
     if is_even and resolved.attention != "matmul":
         attention = AttentionPlan.of(AttentionPath.FLASH)
     else:
         attention = attention_choice(model, resolved, spec).plan
-    return KVCache.plan(spec, kv_settings(resolved, attention), place=kv_places(model, resolved))
+    return memory_plan(spec, memory_settings(resolved, attention), kv_places(model, resolved))
 
 
 def kv_places(model: Model, params: ResolvedParams) -> Callable[[int], BufferType]:
@@ -41,9 +41,9 @@ def kv_device(model: Model, params: ResolvedParams, il: int) -> Device:
     return model.placement.layers[il] if params.offload_kqv else cpu_device()
 
 
-def kv_settings(params: ResolvedParams, attention: AttentionPlan) -> KVSettings:
+def memory_settings(params: ResolvedParams, attention: AttentionPlan) -> MemorySettings:
     """Return sizes, types and layout."""
-    return KVSettings(
+    kv = KVSettings(
         n_cells=params.n_ctx_seq,
         n_seq_max=params.n_seq_max,
         unified=params.kv_unified,
@@ -52,6 +52,7 @@ def kv_settings(params: ResolvedParams, attention: AttentionPlan) -> KVSettings:
         v_trans=attention.transpose_from == 0,
         reference_moves=params.reference_moves,
     )
+    return MemorySettings(kv, params.n_ubatch, params.swa_full, params.n_rs_seq)
 
 
 def attention_choice(
@@ -63,6 +64,8 @@ def attention_choice(
     ------
     ParamError : the fused path is asked for, but does not serve such K and V, or not where they lie.
     """
+    if not any(layer.n_head_kv for layer in spec.layers):
+        return AttentionChoice(AttentionPlan.of(AttentionPath.FLASH), "the model has no attention")
     refusal = fused_refusal(model, params, spec)
     if recorded is not None:
         return _recorded(recorded, refusal)
@@ -111,8 +114,9 @@ def _fused(model: Model, params: ResolvedParams, spec: MemorySpec, refusal: str 
 
 
 def _probe(model: Model, params: ResolvedParams, spec: MemorySpec) -> tuple[Device, int, ProbeShape]:
-    """Return what to measure: the first layer that has K and V."""
-    il, layer = next((il, layer) for il, layer in enumerate(spec.layers) if layer.n_head_kv)
+    """Return what to measure: the first layer that has K and V, and no window if there is such a one."""
+    stored = [(il, layer) for il, layer in enumerate(spec.layers) if layer.n_head_kv]
+    il, layer = next((one for one in stored if not one[1].is_swa), stored[0])
     shape = ProbeShape(
         n_head=model.hparams.n_head_by_layer[il],
         n_head_kv=layer.n_head_kv,

@@ -12,11 +12,11 @@ from pykv.errors import ChatTemplateError, ParamError, UseAfterCloseError
 from pykv.ggml import Device, cpu_device, devices, find_device
 from pykv.ggml.owner import Owner
 from pykv.gguf import GGUFFile, Metadata
-from pykv.memory import KVPlan
-from pykv.models import HParams, Placement, Weights, find_architecture
+from pykv.memory import MemoryPlan
+from pykv.models import Architecture, HParams, Keys, Placement, Weights, find_architecture
 from pykv.models.weights import Progress
 from pykv.runtime.context import Context
-from pykv.runtime.memory_layout import kv_plan
+from pykv.runtime.memory_layout import plan_of
 from pykv.runtime.params import Attention, ContextParams, FlashAttn
 from pykv.typing import as_int
 
@@ -44,7 +44,7 @@ class Model:
         build = find_architecture(self.metadata.typed("general.architecture", str))
         self.hparams = HParams.from_gguf(file)
         weights = Weights(file, placement)
-        self.architecture = build(self.hparams, weights)
+        self.architecture: Architecture = build(self.hparams, weights, Keys(file))
         self._buffers = weights.load(progress)
         self._closed = False
 
@@ -149,10 +149,10 @@ class Model:
             ),
         )
 
-    def plan(self, **params: Any) -> KVPlan:
+    def plan(self, **params: Any) -> MemoryPlan:
         """Return what the KV cache of a context with these parameters takes, without allocating it."""
         self._require_open()
-        return kv_plan(self, _context_params(**params))
+        return plan_of(self, _context_params(**params))
 
     @property
     def owners(self) -> tuple[Owner, ...]:

@@ -1,6 +1,6 @@
 """Observer: what attention did while a context decoded, as scores of cells.
 
-One observation for each ubatch and stream of which something counts: cells may change between two ubatches.
+One observation for each ubatch, cache and stream of which something counts: cells may change between two ubatches.
 """
 
 from __future__ import annotations
@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from pykv.batch import UBatch
-from pykv.cells import CellsView, SlotInfo
+from pykv.cells import SlotInfo
 from pykv.cells.arguments import shown
 from pykv.errors import ParamError
 from pykv.ggml import Tensor
 from pykv.memory import AttentionMass, MassWatch
 from pykv.memory.attention_mass import indices
+from pykv.memory.stored_kv import StoredKV
 from pykv.typing import BoolArray, F32Array, I32Array
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Observer:
         self.layers = _layers(context, layers)
         for il in self.layers:
             self.what.check_heads(context.model.hparams.n_head_by_layer[il])
-        self._cells, self._n_stream = context.memory.streams.cells, context.memory.n_stream
+        self._memory = context.memory
         self._leave = leave
         self._seen: deque[Observation] = deque()
         self._closed = False
@@ -125,16 +126,28 @@ class Observer:
             begin += ubatch.n_tokens
         return watches
 
-    def hear(self, chosen: BoolArray, slot: SlotInfo, ubatch: UBatch, masses: Mapping[int, Tensor]) -> None:
+    def hear(self, chosen: BoolArray, slot: Any, ubatch: UBatch, masses: Mapping[int, Tensor]) -> None:
         """Take in what has been computed of a ubatch; the cells are as they were then."""
         read = dict(zip(self.layers, _read([masses[il] for il in self.layers]), strict=True))
-        rows = chosen.reshape(len(slot.streams), -1)
-        idxs = ubatch.batch_idxs.reshape(rows.shape)
+        layers_of: dict[StoredKV, list[int]] = {}
+        slot_of: dict[StoredKV, SlotInfo] = {}
+        for il in self.layers:
+            cache, own = self._memory.kv_of(il, slot)
+            layers_of.setdefault(cache, []).append(il)
+            slot_of[cache] = own
+        for cache, layers in layers_of.items():
+            self._hear_cache(cache, slot_of[cache], {il: read[il] for il in layers}, (chosen, ubatch.batch_idxs))
+
+    def _hear_cache(
+        self, cache: StoredKV, slot: SlotInfo, read: Mapping[int, F32Array], tokens: tuple[BoolArray, I32Array]
+    ) -> None:
+        """Take in the layers of one cache, (S, Hk, n_kv) each."""
+        rows, idxs = (one.reshape(len(slot.streams), -1) for one in tokens)
         for k, stream in enumerate(slot.streams):
             if rows[k].any():
                 mass = {il: one[k] if self.what.per_kv_head else one[k, 0] for il, one in read.items()}
                 n_kv = next(iter(mass.values())).shape[-1]
-                cells = CellsView(self._cells[stream])
+                cells = cache.cells(stream)
                 pos, members = cells.pos[:n_kv].copy(), cells.owners[:, :n_kv]
                 self._seen.append(Observation(stream, mass, pos, members, idxs[k][rows[k]]))
 
@@ -142,7 +155,7 @@ class Observer:
         if not chosen.any():
             return None
         # a stream's tokens follow one another, and a ubatch has as many of each
-        streams = ubatch.n_seqs_unq if self._n_stream > 1 else 1
+        streams = ubatch.n_seqs_unq if self._memory.n_stream > 1 else 1
         most = int(np.count_nonzero(chosen.reshape(streams, -1), axis=1).max())
         return Watched(MassWatch(frozenset(self.layers), self.what, most), chosen, self)
 
@@ -155,7 +168,7 @@ class Watched:
     chosen: BoolArray
     observer: Observer
 
-    def hear(self, slot: SlotInfo, ubatch: UBatch, masses: Mapping[int, Tensor]) -> None:
+    def hear(self, slot: Any, ubatch: UBatch, masses: Mapping[int, Tensor]) -> None:
         """Give the observer what has been computed."""
         self.observer.hear(self.chosen, slot, ubatch, masses)
 

@@ -45,6 +45,7 @@ class ContextParams:
     swa_full : keep all cells of sliding-window layers, not only the window.
     n_threads : CPU threads; None = all cores this process may use.
     n_outputs_max : most rows of logits in one `decode`; 0 = `n_batch`.
+    n_rs_seq : states kept of each sequence beside the latest, in recurrent layers: by so many tokens it can be cut.
     offload_kqv : keep K and V on the device of their layer, else in host memory.
     reference_moves : move positions as llama.cpp does, see `KVSettings`.
     rope : changes to the rotary settings.
@@ -65,6 +66,7 @@ class ContextParams:
     flash_attn: FlashAttn = "auto"
     attention: Attention = "auto"
     swa_full: bool = False
+    n_rs_seq: int = 0
     n_threads: int | None = None
     n_outputs_max: int = 0
     offload_kqv: bool = True
@@ -72,7 +74,7 @@ class ContextParams:
     rope: RopeRequest = field(default_factory=RopeRequest)
 
     def __post_init__(self) -> None:
-        for name in ("n_ctx", "n_batch", "n_ubatch", "n_outputs_max", "n_seq_max"):
+        for name in ("n_ctx", "n_batch", "n_ubatch", "n_outputs_max", "n_seq_max", "n_rs_seq"):
             self._take_whole(name)
         for name in ("kv_unified", "swa_full", "offload_kqv", "reference_moves"):
             self._take_bool(name)
@@ -133,6 +135,8 @@ class ResolvedParams:
     type_k: DType
     type_v: DType
     attention: Attention
+    swa_full: bool
+    n_rs_seq: int
     offload_kqv: bool
     reference_moves: bool
     rope: ContextRope
@@ -184,6 +188,8 @@ def resolve(params: ContextParams, hparams: HParams) -> ResolvedParams:
         type_k=type_k,
         type_v=type_v,
         attention=_attention(params, type_v),
+        swa_full=params.swa_full,
+        n_rs_seq=params.n_rs_seq,
         offload_kqv=params.offload_kqv,
         reference_moves=params.reference_moves,
         rope=derive_rope(hparams, params.rope, n_ctx_seq),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.cell_state import state
@@ -19,14 +21,14 @@ SPEC = MemorySpec.uniform(2, LAYER)
 
 
 def test_reusing_layer_reads_the_other_layers_tensors() -> None:
-    with KVCache(SPEC, KVSettings(8, reuse={1: 0})) as cache:
+    with KVCache(replace(SPEC, reuse={1: 0}), KVSettings(8)) as cache:
         assert cache.tensors(1) is cache.tensors(0)
         assert cache.nbytes == 8 * 2 * 64 * 2
 
 
 def test_a_layer_that_is_filtered_out_reuses_nothing() -> None:
     with (
-        KVCache(SPEC, KVSettings(8, reuse={1: 0}, layers=frozenset({0}))) as cache,
+        KVCache(replace(SPEC, reuse={1: 0}), KVSettings(8, layers=frozenset({0}))) as cache,
         pytest.raises(ParamError, match=r"il=1: this cache holds no K and V for it; it has \[0\]"),
     ):
         cache.tensors(1)
@@ -130,8 +132,10 @@ def test_closing_a_sharing_cache_leaves_the_other_one_open() -> None:
 )
 def test_caches_that_do_not_fit_together(settings: dict, share: dict[int, int], message: str) -> None:
     three = MemorySpec((LAYER, LAYER, LayerSpec(2, 32, 32)))
+    wanted = {"n_cells": 8} | settings
+    spec = replace(SPEC, reuse=wanted.pop("reuse", {}))
     with KVCache(three, KVSettings(8)) as base, pytest.raises(ParamError, match=message):
-        KVCache(SPEC, KVSettings(**({"n_cells": 8} | settings)), other=base, share=share)
+        KVCache(spec, KVSettings(**wanted), other=base, share=share)
 
 
 @pytest.mark.parametrize("extra", [{"n_pos_per_embd": 4}, {"absolute_positions": True}])

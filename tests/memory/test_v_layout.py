@@ -11,8 +11,8 @@ from pykv.memory import KVCache, KVSettings, LayerSpec, MemorySpec
 WIDTH, N_CELLS = 2 * 32, 16
 
 
-def cache(layers: tuple[LayerSpec, ...] | None = None, **settings) -> KVCache:
-    spec = MemorySpec(layers or (LayerSpec(2, 32, 32),) * 3)
+def cache(layers: tuple[LayerSpec, ...] | None = None, reuse: dict[int, int] | None = None, **settings) -> KVCache:
+    spec = MemorySpec(layers or (LayerSpec(2, 32, 32),) * 3, reuse=reuse or {})
     return KVCache(spec, KVSettings(N_CELLS, **settings))
 
 

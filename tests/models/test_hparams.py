@@ -14,7 +14,8 @@ import pytest
 
 from pykv.errors import GGUFError, UnknownArchitectureError
 from pykv.gguf import GGUFFile
-from pykv.models import ARCHITECTURES, HParams, find_architecture
+from pykv.models import ARCHITECTURES, HParams, Keys, find_architecture
+from pykv.models.hparams import refuse_experts, refuse_headless_layers
 from pykv.models.llama import Llama
 
 KEYS: dict[str, Any] = {
@@ -50,7 +51,10 @@ def read(tmp_path: Path) -> Write:
         writer.write_tensors_to_file()
         writer.close()
         with GGUFFile(tmp_path / "a.gguf") as file:
-            return HParams.from_gguf(file)
+            hparams, keys = HParams.from_gguf(file), Keys(file)
+            refuse_experts(keys)  # as the llama family does
+            refuse_headless_layers(keys, hparams)
+            return hparams
 
     return read
 

@@ -235,7 +235,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"tokens": [1], "pos": [-1]}, BatchError, "got -1"),
     ({"tokens": [1], "seq_id": [(0, 1)]}, BatchError, "sequence 1.* 4; needs 6"),
     ({"tokens": [1] * 9, "logits": "all"}, ParamError, "9 rows asked for, n_outputs_max=8"),
-    ({"tokens": None, "embd": [[0.0] * 128]}, BatchError, "takes no embeddings"),
+    ({"tokens": None, "embd": [[0.0] * 127]}, BatchError, "127 wide, accepted: 128"),
 ]
 
 

@@ -238,7 +238,7 @@ def test_more_context_than_memory(model: pykv.Model, monkeypatch: pytest.MonkeyP
     """Nothing is allocated before the refusal: not one buffer, not the bookkeeping of two milliard cells."""
     made = []
     monkeypatch.setattr(Buffer, "allocate", lambda *args: made.append(args))
-    with pytest.raises(AllocError, match=r"n_ctx=2147483136 x 1 streams needs \d{13} bytes of KV cache"):
+    with pytest.raises(AllocError, match=r"n_ctx=2147483136 x 1 streams needs \d{13} bytes in CPU"):
         model.context(n_ctx=2**31 - 512, flash_attn=True)
     assert not made
 

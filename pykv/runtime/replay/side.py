@@ -8,12 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from pykv.batch import Batch
-from pykv.cells import CellsView, SwaType, Window
+from pykv.cells import NO_WINDOW, CellsView, SwaType, Window
 from pykv.errors import ComputeCancelled
+from pykv.memory.kinds import is_windowed
 from pykv.runtime.context import Context
 from pykv.runtime.trace.fingerprint import Fingerprint
 from pykv.runtime.trace.header import TraceHeader
-from pykv.runtime.trace.held import Held, Ranges, held, ranges, seen_cells
+from pykv.runtime.trace.held import Held, Ranges, held, ranges
 from pykv.runtime.trace.outcome import Outcome
 from pykv.runtime.trace.step import OK, DecodeStep, Step, VerbStep
 from pykv.typing import F32Array, I32Array, I64Array
@@ -75,7 +76,7 @@ class LiveRun:
 
     def __init__(self, context: Context, header: TraceHeader, close: Callable[[], None]) -> None:
         self.context, self._header, self._close = context, header, close
-        self._window = context.memory.spec.window
+        self._window = NO_WINDOW if is_windowed(context.memory.spec) else context.memory.spec.window
         self.logits: F32Array | None = None
 
     def do(self, step: Step) -> Outcome:
@@ -105,9 +106,9 @@ class LiveRun:
         """The layers that have K and V."""
         return [il for il, layer in enumerate(self.context.memory.spec.layers) if layer.n_head_kv]
 
-    def positions(self, seq: int) -> I32Array:
-        """Return the positions of a sequence that a next token may look at, ascending, one for each cell."""
-        return np.sort(seen_cells(self.context.memory, seq)[0])
+    def positions(self, seq: int, il: int | None = None) -> I32Array:
+        """Return the positions of a sequence that a next token may look at in a layer, ascending, one for each cell."""
+        return np.sort(self.context.memory.seen(seq, il)[0])
 
     def rows(self, kind: str, il: int, seq: int) -> tuple[I32Array, F32Array]:
         """Return the positions of a sequence, each once, and K ("K") or V there, (n, n_embd).
@@ -115,7 +116,7 @@ class LiveRun:
         After `seq_div` several tokens share a position, in an order that the layout decides: their rows are summed.
         """
         memory = self.context.memory
-        positions, values = self.positions(seq), (memory.k if kind == "K" else memory.v)(il, seq)
+        positions, values = self.positions(seq, il), (memory.k if kind == "K" else memory.v)(il, seq)
         values = values.reshape(len(values), -1)[len(values) - len(positions) :]  # what a window hides comes first
         unique, starts = np.unique(positions, return_index=True)
         if len(unique) < len(positions):

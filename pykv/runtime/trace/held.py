@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pykv.cells import SwaType
 from pykv.models.stand_in import N_TOKENS
-from pykv.typing import POS_INF, I32Array, I64Array
+from pykv.typing import I32Array
 
 if TYPE_CHECKING:
-    from pykv.memory import KVCache
+    from pykv.memory import Memory
 
 Ranges = Mapping[int, tuple[int, int]]
 """Sequence → its smallest and its largest position; empty sequences are left out."""
@@ -36,32 +35,20 @@ class Held(NamedTuple):
     tokens: int | None = None
 
 
-def ranges(memory: KVCache) -> Ranges:
+def ranges(memory: Memory) -> Ranges:
     """Return the smallest and largest position of every sequence that holds something."""
-    ends = {seq: (memory.pos_min(seq), memory.pos_max(seq)) for seq in range(memory.settings.n_seq_max)}
+    ends = {seq: (memory.pos_min(seq), memory.pos_max(seq)) for seq in range(memory.n_seq_max)}
     return {seq: (first, last) for seq, (first, last) in ends.items() if last >= 0}
 
 
-def held(memory: KVCache, seqs: Iterable[int] | None, has_tokens: bool) -> dict[int, Held]:
+def held(memory: Memory, seqs: Iterable[int] | None, has_tokens: bool) -> dict[int, Held]:
     """Return what some sequences hold, None = all; those that are empty or do not exist are left out."""
     full = ranges(memory)
     return {seq: _held(memory, seq, has_tokens) for seq in (full if seqs is None else sorted(full.keys() & seqs))}
 
 
-def seen_cells(memory: KVCache, seq: int) -> tuple[I32Array, I32Array]:
-    """Return positions and tokens of the cells of a sequence that a next token may look at, (n,) each."""
-    streams, window = memory.streams, memory.spec.window
-    cells = streams.cells[streams.stream_of(seq)]
-    idxs: I64Array = cells.find(seq, 0, POS_INF)
-    pos = cells.pos[idxs]
-    if window.type is not SwaType.NONE and len(pos):
-        idxs = idxs[~window.masked(pos, int(pos.max()) + 1)]
-        pos = cells.pos[idxs]
-    return pos, cells.ext_tok[idxs]
-
-
-def _held(memory: KVCache, seq: int, has_tokens: bool) -> Held:
-    pos, token = seen_cells(memory, seq)
+def _held(memory: Memory, seq: int, has_tokens: bool) -> Held:
+    pos, token = memory.seen(seq)
     # a stand-in, whose vocabulary is smaller, comes to the same
     return Held(len(pos), *_hashes(pos, token % N_TOKENS) if has_tokens else _hashes(pos))
 

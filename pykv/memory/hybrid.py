@@ -1,0 +1,201 @@
+"""HybridMemory: layers that attend and layers with a state, or layers that do both, in one memory.
+
+Follows llama.cpp's ``llama_memory_hybrid``. Source: spec iswa_recurrent_hybrid.md section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pykv.batch import UBatch, ValidBatch
+from pykv.cells import CellsView, SlotInfo
+from pykv.ggml import Graph, GraphInput, Tensor
+from pykv.memory import splits
+from pykv.memory.attention import AttentionPlan
+from pykv.memory.attention_mass import MassWatch
+from pykv.memory.base import MemoryContext
+from pykv.memory.iswa import ISWACache
+from pykv.memory.kv_cache import KVCache
+from pykv.memory.memory_graph import AttentionGraph, MemoryGraph
+from pykv.memory.parts import MemoryParts, PartsContext, PartsShape
+from pykv.memory.recurrent import RecurrentContext, RecurrentMemory
+from pykv.memory.recurrent_graph import RecurrentGraph
+from pykv.memory.shift_support import ShiftSupport
+from pykv.memory.spec import MemorySpec
+from pykv.memory.stored_kv import StoredKV
+from pykv.memory.verb import verb
+from pykv.typing import BoolArray, F32Array, I32Array
+
+
+class HybridMemory(MemoryParts):
+    """K and V of past tokens beside states that stand for them all.
+
+    Attributes
+    ----------
+    attention : the layers with K and V.
+    recurrent : the layers with a state.
+    """
+
+    def __init__(self, spec: MemorySpec, attention: KVCache | ISWACache, recurrent: RecurrentMemory) -> None:
+        super().__init__(spec, (attention, recurrent), attention.guard)
+        self.attention, self.recurrent = attention, recurrent
+
+    @property
+    def n_cells(self) -> int:
+        """Tokens that one stream can hold."""
+        return self.attention.n_cells
+
+    @property
+    def n_stream(self) -> int:
+        return self.attention.n_stream
+
+    @property
+    def n_seq_max(self) -> int:
+        """Sequences."""
+        return self.attention.n_seq_max
+
+    @property
+    def v_trans(self) -> bool:
+        """Whether V is stored transposed now, where most of it is."""
+        return self.attention.v_trans
+
+    # batches
+
+    def init_batch(self, batch: ValidBatch, n_ubatch: int) -> HybridContext | None:
+        """Split a batch into equal parts of its sequences, and find room for all of it in both parts.
+
+        Raises
+        ------
+        BatchError, ContextLengthExceeded : as in `KVCache.init_batch` and `ISWACache.init_batch`.
+        """
+        self.attention.begin_batch(batch)
+        n_rs_seq = self.recurrent.n_rs_seq
+        ubatches = splits.equal(
+            batch, n_ubatch, sequential=self.n_stream > 1, keep_tail=n_rs_seq + 1 if n_rs_seq else 0
+        )
+        if ubatches is None:
+            return None
+        kv = self.attention.prepare(ubatches)
+        if kv is None:
+            self.attention.check_share(batch)
+            return None
+        return HybridContext(self, kv, self.recurrent.prepare(ubatches))
+
+    def graph(
+        self, graph: Graph, shape: PartsShape, attention: AttentionPlan, watch: MassWatch | None = None
+    ) -> HybridGraph:
+        """Return this memory's part of a graph."""
+        kv, states = shape.parts
+        return HybridGraph(
+            self.attention.graph(graph, kv, attention, watch), self.recurrent.graph(graph, states, attention)
+        )
+
+    # sequences
+
+    @verb
+    def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
+        """Remove a range of a sequence, or of all with -1; False, with nothing changed, if a state cannot go back."""
+        # differs from llama.cpp: -1 is every sequence here too (there: refused, since states know no such thing)
+        return self.recurrent.seq_rm(seq_id, p0, p1) and self.attention.seq_rm(seq_id, p0, p1)
+
+    def pos_min(self, seq_id: int) -> int:
+        """Return the smallest stored position of a sequence, -1 if it is empty."""
+        return self.attention.pos_min(seq_id)
+
+    def pos_max(self, seq_id: int) -> int:
+        """Return the largest stored position of a sequence, -1 if it is empty."""
+        return self.attention.pos_max(seq_id)
+
+    def can_shift(self) -> ShiftSupport:
+        """Return whether positions can be moved, and if not, why. What was removed stays in the states."""
+        return replace(self.attention.can_shift(), is_lossy=True)
+
+    # inspection
+
+    def kv_of(self, il: int, slot: Any) -> tuple[StoredKV, SlotInfo]:
+        """Return the cache that a layer reads, and its slot of a plan's."""
+        return self.attention.kv_of(il, slot[0])
+
+    def k(self, il: int, seq_id: int, derotate: bool = False) -> F32Array:
+        """See `StoredKV.k`."""
+        return self.attention.k(il, seq_id, derotate)
+
+    def v(self, il: int, seq_id: int) -> F32Array:
+        """See `StoredKV.v`."""
+        return self.attention.v(il, seq_id)
+
+    def r(self, il: int, seq_id: int) -> F32Array:
+        """See `RecurrentMemory.r`."""
+        return self.recurrent.r(il, seq_id)
+
+    def s(self, il: int, seq_id: int) -> F32Array:
+        """See `RecurrentMemory.s`."""
+        return self.recurrent.s(il, seq_id)
+
+    def cells(self, stream: int = 0) -> CellsView:
+        """Return the cells of one stream of `attention`; those of the states are ``recurrent.cells()``."""
+        return self.attention.cells(stream)
+
+    def seen(self, seq_id: int, il: int | None = None) -> tuple[I32Array, I32Array]:
+        """See `StoredKV.seen`."""
+        return self.attention.seen(seq_id, il)
+
+    def visible(self, seq_id: int, pos: int) -> dict[str, I32Array]:
+        """Return the positions that a query at `pos` attends to, ascending, by kind of layer."""
+        return self.attention.visible(seq_id, pos)
+
+    def dump(self, stream: int = 0) -> str:
+        """Return the cells of both parts; see `StoredKV.dump` and `RecurrentMemory.dump`."""
+        return f"{self.attention.dump(stream)}\nstates {self.recurrent.dump()}"
+
+
+class HybridContext(PartsContext):
+    """The plan for one batch in both parts."""
+
+    def __init__(self, memory: HybridMemory, kv: MemoryContext, states: RecurrentContext) -> None:
+        super().__init__((kv, states))
+        self._memory, self._kv, self._states = memory, kv, states
+
+    def retract(self, i: int) -> None:
+        """Take ubatch `i`, applied last, out again.
+
+        States that it has overwritten are lost, and with them their sequences: these are empty afterwards.
+        """
+        self._kv.retract(i)
+        for seq_id in self._states.retract(i):
+            self._memory.attention.seq_rm(seq_id)
+
+
+class HybridGraph(MemoryGraph):
+    """Nodes and inputs of both parts in one graph."""
+
+    def __init__(self, attention: MemoryGraph, states: RecurrentGraph) -> None:
+        self._attention, self._states = attention, states
+
+    @property
+    def kv(self) -> AttentionGraph:
+        """The part that stores K and V."""
+        return self._attention.kv
+
+    @property
+    def states(self) -> RecurrentGraph:
+        """The part that keeps states."""
+        return self._states
+
+    @property
+    def inputs(self) -> tuple[GraphInput, ...]:
+        """The inputs that `fill` writes, each once."""
+        return self._attention.inputs + self._states.inputs
+
+    @property
+    def masses(self) -> Mapping[int, Tensor]:
+        """See `MemoryGraph.masses`."""
+        return self._attention.masses
+
+    def fill(self, slot: Any, ubatch: UBatch, chosen: BoolArray | None = None) -> None:
+        """See `MemoryGraph.fill`; `slot` holds one slot for each part."""
+        kv, states = slot
+        self._attention.fill(kv, ubatch, chosen)
+        self._states.fill(states, ubatch)

@@ -1,0 +1,316 @@
+"""ISWACache: layers that see everything and layers with a sliding window, each kind in a cache of its own size.
+
+Follows llama.cpp's ``llama_kv_cache_iswa``. Source: spec iswa_recurrent_hybrid.md section 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pykv.batch import UBatch, ValidBatch
+from pykv.cells import NO_WINDOW, CellsView, SlotInfo, SwaType
+from pykv.cells.arguments import integer
+from pykv.errors import BatchError, ParamError
+from pykv.ggml import BufferType, Graph, GraphInput, Tensor
+from pykv.memory import splits
+from pykv.memory.attention import AttentionPlan
+from pykv.memory.attention_mass import MassWatch
+from pykv.memory.guard import Guard
+from pykv.memory.kv_cache import KVCache
+from pykv.memory.kv_graph import KVGraph
+from pykv.memory.kv_plan import KVPlan
+from pykv.memory.kv_settings import KVSettings
+from pykv.memory.memory_graph import MemoryGraph
+from pykv.memory.parts import MemoryParts, PartsContext, PartsShape
+from pykv.memory.shift_support import ShiftSupport
+from pykv.memory.spec import MemorySpec
+from pykv.memory.stored_kv import StoredKV
+from pykv.memory.verb import verb
+from pykv.typing import BoolArray, F32Array, I32Array
+
+PAD = 256
+"""A window cache holds a multiple of this many cells."""
+
+
+class ISWACache(MemoryParts):
+    """K and V of past tokens; layers with a window forget what nobody will see again.
+
+    Positions are those of the whole: what the layers without a window hold. After a cut the window may lack tokens that
+    were overwritten long ago: `resumable` tells, and decoding there is refused.
+
+    Attributes
+    ----------
+    base : the layers without a window.
+    swa : the layers with one.
+
+    Parameters
+    ----------
+    spec : the layers; some have `is_swa`, and there is a window.
+    settings : of `base`; `swa` has fewer cells.
+    n_ubatch : tokens that are computed at once, at most: the window cache has room for so many beside the window.
+    swa_full : keep all tokens in the window cache too.
+    place, n_threads, guard : as in `StoredKV`.
+    """
+
+    def __init__(
+        self,
+        spec: MemorySpec,
+        settings: KVSettings,
+        *,
+        n_ubatch: int,
+        swa_full: bool = False,
+        place: Callable[[int], BufferType] | None = None,
+        n_threads: int | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        guard = guard or Guard()
+        base, swa = self.plan(spec, settings, n_ubatch=n_ubatch, swa_full=swa_full, place=place)
+        self.base = KVCache(base.spec, base.settings, place=place, n_threads=n_threads, guard=guard)
+        try:
+            self.swa = KVCache(swa.spec, swa.settings, place=place, n_threads=n_threads, guard=guard)
+        except BaseException:
+            self.base.close()
+            raise
+        super().__init__(spec, (self.base, self.swa), guard)
+        self.settings = settings
+        self._cut: set[int] = set()  # sequences whose window may lack tokens
+
+    @staticmethod
+    def plan(
+        spec: MemorySpec,
+        settings: KVSettings,
+        *,
+        n_ubatch: int,
+        swa_full: bool = False,
+        place: Callable[[int], BufferType] | None = None,
+    ) -> tuple[KVPlan, KVPlan]:
+        """Return what both caches take, without allocating them.
+
+        Raises
+        ------
+        ParamError : no window, or no layer that has it.
+        """
+        if spec.window.type is SwaType.NONE or not any(layer.is_swa for layer in spec.layers):
+            raise ParamError(f"spec: window={spec.window} and is_swa of some layers make a window cache")
+        wanted = frozenset(range(len(spec.layers))) if settings.layers is None else settings.layers
+        windowed = frozenset(il for il in wanted if spec.layers[il].is_swa)
+        n_swa = settings.n_cells if swa_full else window_cells(spec, settings, n_ubatch)
+        return (
+            KVPlan(replace(spec, window=NO_WINDOW), replace(settings, layers=wanted - windowed), place),
+            KVPlan(spec, replace(settings, layers=windowed, n_cells=n_swa), place),
+        )
+
+    @property
+    def n_cells(self) -> int:
+        """Tokens that one stream can hold."""
+        return self.base.n_cells
+
+    @property
+    def n_stream(self) -> int:
+        return self.base.n_stream
+
+    @property
+    def n_seq_max(self) -> int:
+        """Sequences."""
+        return self.base.n_seq_max
+
+    @property
+    def v_trans(self) -> bool:
+        """Whether the V of `base` is stored transposed now."""
+        return self.base.v_trans
+
+    # batches
+
+    def init_batch(self, batch: ValidBatch, n_ubatch: int) -> PartsContext | None:
+        """Carry out what is queued, split a batch, and find cells for all of it in both caches.
+
+        Raises
+        ------
+        BatchError : the window lacks tokens that the batch would see; or as in `KVCache.init_batch`.
+        ContextLengthExceeded : as there.
+        """
+        self.begin_batch(batch)
+        unified = self.n_stream == 1
+        for cut in (splits.simple if unified else None, lambda b, n: splits.equal(b, n, sequential=not unified)):
+            ubatches = None if cut is None else cut(batch, n_ubatch)
+            plan = None if ubatches is None else self.prepare(ubatches)
+            if plan is not None:
+                return plan
+        self.check_share(batch)
+        return None
+
+    def begin_batch(self, batch: ValidBatch) -> None:
+        """Carry out what is queued, and refuse a batch that no room would help; raises `BatchError`."""
+        self.base.begin_batch(batch)
+        self.swa.update()
+        self._check_windows(batch)
+
+    def check_share(self, batch: ValidBatch) -> None:
+        """See `KVCache.check_share`."""
+        self.base.check_share(batch)
+
+    def graph(
+        self, graph: Graph, shape: PartsShape, attention: AttentionPlan, watch: MassWatch | None = None
+    ) -> ISWAGraph:
+        """Return this memory's part of a graph."""
+        base, swa = shape.parts
+        return ISWAGraph(
+            self, self.base.graph(graph, base, attention, watch), self.swa.graph(graph, swa, attention, watch)
+        )
+
+    # sequences
+
+    @verb
+    def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
+        """Remove a range of a sequence, or of all sequences with -1. Always True."""
+        for part in self.parts:
+            part.seq_rm(seq_id, p0, p1)
+        self._suspect(seq_id)
+        return True
+
+    @verb
+    def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
+        """Let `dst` hold a range of `src` too, in both caches or in none; errors as in `KVCache.seq_cp`."""
+        self._all_or_none(lambda part: part.seq_cp(src, dst, p0, p1))
+        self._suspect(dst)
+
+    @verb
+    def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Move the positions of a range by `delta`, in both caches or in none; errors as in `KVCache.seq_add`."""
+        self._all_or_none(lambda part: part.seq_add(seq_id, p0, p1, delta))
+        self._suspect(seq_id)
+
+    @verb
+    def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
+        """Divide the positions of a range by `d`, in both caches or in none; errors as in `KVCache.seq_add`."""
+        self._all_or_none(lambda part: part.seq_div(seq_id, p0, p1, d))
+        self._suspect(seq_id)
+
+    def pos_min(self, seq_id: int) -> int:
+        """Return the smallest position of a sequence, -1 if it is empty."""
+        # differs from llama.cpp: there both ends are the window cache's, so that a sequence whose window was cut away
+        # counts as empty, and its tokens are stored a second time
+        return self.base.pos_min(seq_id)
+
+    def pos_max(self, seq_id: int) -> int:
+        """Return the largest position of a sequence, -1 if it is empty."""
+        return self.base.pos_max(seq_id)
+
+    def can_shift(self) -> ShiftSupport:
+        """Return whether positions can be moved, and if not, why."""
+        return self.base.can_shift()
+
+    # inspection
+
+    def half(self, il: int) -> KVCache:
+        """Return the cache that holds a layer's K and V.
+
+        Raises
+        ------
+        ParamError : there is no such layer.
+        """
+        il = integer("il", il, 0, len(self.spec.layers) - 1)
+        return self.swa if self.spec.layers[il].is_swa else self.base
+
+    def kv_of(self, il: int, slot: tuple[SlotInfo, SlotInfo]) -> tuple[StoredKV, SlotInfo]:
+        """Return the cache that a layer reads, and its slot of a plan's."""
+        half = self.half(il)
+        return half, slot[self.parts.index(half)]
+
+    def tensors(self, il: int) -> tuple[Tensor, Tensor | None]:
+        """See `StoredKV.tensors`."""
+        return self.half(il).tensors(il)
+
+    def k(self, il: int, seq_id: int, derotate: bool = False) -> F32Array:
+        """Return the stored keys of a sequence; in layers with a window, those that are left. See `StoredKV.k`."""
+        return self.half(il).k(il, seq_id, derotate)
+
+    def v(self, il: int, seq_id: int) -> F32Array:
+        """Return the stored values of a sequence; in layers with a window, those that are left. See `StoredKV.v`."""
+        return self.half(il).v(il, seq_id)
+
+    def seen(self, seq_id: int, il: int | None = None) -> tuple[I32Array, I32Array]:
+        """See `StoredKV.seen`; without a layer, of those that see everything."""
+        return (self.base if il is None else self.half(il)).seen(seq_id, il)
+
+    def cells(self, stream: int = 0) -> CellsView:
+        """Return the cells of one stream of `base`; those of the window are ``swa.cells()``."""
+        return self.base.cells(stream)
+
+    def visible(self, seq_id: int, pos: int) -> dict[str, I32Array]:
+        """Return the positions that a query at `pos` attends to, ascending, by kind of layer."""
+        return self.base.visible(seq_id, pos) | self.swa.visible(seq_id, pos)
+
+    def dump(self, stream: int = 0) -> str:
+        """Return the cells of both caches, a line each; see `StoredKV.dump`."""
+        return f"base {self.base.dump(stream)}\nswa  {self.swa.dump(stream)}"
+
+    # mechanism
+
+    def _suspect(self, seq_id: int) -> None:
+        seqs = range(self.settings.n_seq_max) if seq_id == -1 else (int(seq_id),)
+        self._cut.update(seqs)
+
+    def _check_windows(self, batch: ValidBatch) -> None:
+        """Refuse tokens whose window lacks what a cut has taken."""
+        for seq_id in self._cut.intersection(batch.seq_id_unq):
+            first = int(batch.pos[0][batch.seq_first == seq_id].min())
+            answer = self.swa.resumable(seq_id, first)
+            if not answer:
+                raise BatchError(
+                    f"sequence {seq_id} cannot go on at {first}: {answer.detail}; cut it back to "
+                    f"{self.resumable(seq_id, first).largest} and decode the tokens from there again"
+                )
+            self._cut.discard(seq_id)
+
+
+class ISWAGraph(MemoryGraph):
+    """Nodes and inputs of both caches in one graph."""
+
+    def __init__(self, cache: ISWACache, base: KVGraph, swa: KVGraph) -> None:
+        self._halves = base, swa
+        self._is_swa = [layer.is_swa for layer in cache.spec.layers]
+
+    @property
+    def kv(self) -> ISWAGraph:
+        """The graph itself: it finds the half that a layer belongs to."""
+        return self
+
+    @property
+    def inputs(self) -> tuple[GraphInput, ...]:
+        """The inputs that `fill` writes, each once."""
+        return tuple(one for half in self._halves for one in half.inputs)
+
+    @property
+    def masses(self) -> Mapping[int, Tensor]:
+        """See `MemoryGraph.masses`."""
+        return {il: mass for half in self._halves for il, mass in half.masses.items()}
+
+    def fill(self, slot: Any, ubatch: UBatch, chosen: BoolArray | None = None) -> None:
+        """See `MemoryGraph.fill`; `slot` holds one slot for each cache."""
+        for half, own in zip(self._halves, slot, strict=True):
+            half.fill(own, ubatch, chosen)
+
+    def store(self, il: int, k: Tensor, v: Tensor | None = None) -> None:
+        """See `KVGraph.store`."""
+        self._half(il).store(il, k, v)
+
+    def attend(self, il: int, q: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
+        """See `KVGraph.attend`."""
+        return self._half(il).attend(il, q, scale, sinks)
+
+    def watches(self, il: int) -> bool:
+        """Whether a layer is observed."""
+        return self._half(il).watches(il)
+
+    def _half(self, il: int) -> KVGraph:
+        return self._halves[self._is_swa[il]]
+
+
+def window_cells(spec: MemorySpec, settings: KVSettings, n_ubatch: int) -> int:
+    """Return the cells that a window cache needs in each stream."""
+    n_windows = settings.n_seq_max if settings.unified else 1
+    need = min(settings.n_cells, spec.window.n_swa * n_windows + n_ubatch)
+    return -(-need // PAD) * PAD

@@ -1,0 +1,124 @@
+"""MemoryGraph: the part of a model's graph that belongs to its memory.
+
+A model's graph reaches stored K and V through `kv` and recurrent states through `states`; what a memory does not hold,
+it cannot give.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from pykv.batch import UBatch
+from pykv.errors import ParamError
+from pykv.ggml import GraphInput, Tensor
+from pykv.typing import BoolArray
+
+
+class MemoryShape(Protocol):
+    """What a graph is built for, as its memory sees it; hashable, and equal where one graph serves both."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the ubatch."""
+        ...
+
+
+class AttentionGraph(Protocol):
+    """Stores K and V of a ubatch's tokens and attends to what is stored."""
+
+    def store(self, il: int, k: Tensor, v: Tensor | None = None) -> None:
+        """Add nodes that write `k` [Dk, Hk, n_tokens] and `v` [Dv, Hk, n_tokens] to the ubatch's cells."""
+        ...
+
+    def attend(self, il: int, q: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
+        """Return attention outputs [Dv, H, n_tokens] of queries `q` [Dk, H, n_tokens] over the stored cells."""
+        ...
+
+    def watches(self, il: int) -> bool:
+        """Whether a layer's attention is observed."""
+        ...
+
+
+class StateGraph(Protocol):
+    """Reads the recurrent states of a ubatch's sequences and writes what they become.
+
+    A ubatch is `n_seqs` runs of `n_seq_tokens` tokens, one run for each set of sequences.
+    """
+
+    @property
+    def n_seqs(self) -> int:
+        """Sequence sets of the ubatch."""
+        ...
+
+    @property
+    def n_seq_tokens(self) -> int:
+        """Tokens of each set."""
+        ...
+
+    @property
+    def n_planes(self) -> int:
+        """How many states of each sequence are kept: the latest, and those so many tokens earlier."""
+        ...
+
+    def read_r(self, il: int) -> Tensor:
+        """Return the rows of recent inputs before the ubatch, [n_embd_r, n_seqs] f32."""
+        ...
+
+    def read_s(self, il: int) -> Tensor:
+        """Return the states before the ubatch, [n_embd_s, n_seqs] f32."""
+        ...
+
+    def write_r(self, il: int, rows: Tensor, plane: int = 0) -> None:
+        """Add nodes that store [n_embd_r, n_seqs]: the rows after the ubatch, less its last `plane` tokens."""
+        ...
+
+    def write_s(self, il: int, states: Tensor, plane: int = 0) -> None:
+        """Add nodes that store [n_embd_s, n_seqs]: the states after the ubatch, less its last `plane` tokens."""
+        ...
+
+
+class MemoryGraph(ABC):
+    """Nodes and inputs of one memory in one graph."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> tuple[GraphInput, ...]:
+        """The inputs that `fill` writes, each once."""
+
+    @abstractmethod
+    def fill(self, slot: Any, ubatch: UBatch, chosen: BoolArray | None = None) -> None:
+        """Write the inputs for a ubatch whose bookkeeping has been applied.
+
+        Parameters
+        ----------
+        slot : where it went, as the memory's plan has it.
+        chosen : (n_tokens,) which tokens the observed masses count; None = as the watch has it for this ubatch.
+        """
+
+    @property
+    def masses(self) -> Mapping[int, Tensor]:
+        """Layer → the attention that each cell received, [n_kv, n_head_kv or 1, n_stream] f32; only observed ones."""
+        return MappingProxyType({})
+
+    @property
+    def kv(self) -> AttentionGraph:
+        """The part that stores K and V.
+
+        Raises
+        ------
+        ParamError : the memory holds none.
+        """
+        raise ParamError("kv: this memory holds no keys and values")
+
+    @property
+    def states(self) -> StateGraph:
+        """The part that reads and writes recurrent states.
+
+        Raises
+        ------
+        ParamError : the memory holds none.
+        """
+        raise ParamError("states: this memory holds no recurrent states")
