@@ -101,10 +101,11 @@ class Splitter:
             chosen = chosen[:k]
         return self._lockstep(chosen, taken)
 
-    def seq(self, m: int) -> UBatch | None:
+    def seq(self, m: int, *, narrow: bool = True) -> UBatch | None:
         """Return at most `m` tokens of one sequence; None when nothing is left.
 
-        Follows one id-set in batch order and narrows down to any smaller set contained in it on the way.
+        Follows one id-set in batch order and narrows down to any smaller set contained in it on the way, unless
+        `narrow` is False: a recurrent state, for one, is the same for all tokens of a set.
 
         Source: batch.md 6.
         """
@@ -118,7 +119,7 @@ class Splitter:
         pieces: list[I64Array] = []
         n_taken = 0
         while current is not None and n_taken < m:
-            narrower = self._narrower(current, heads)
+            narrower = self._narrower(current, heads) if narrow else None
             rest = groups.tokens[groups.start[current] + cursor[current] : groups.start[current + 1]]
             if narrower is not None:
                 rest = rest[: np.searchsorted(rest, heads[narrower])]

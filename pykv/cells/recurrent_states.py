@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from pykv.cells.recurrent_slot import RecurrentSlot, find_recurrent_slot
 from pykv.cells.recurrent_table import NO_CELL, NO_SOURCE, RecurrentTable
 from pykv.cells.recurrent_view import RecurrentView
 from pykv.errors import ParamError
-from pykv.typing import MAX_SEQ, POS_INF
+from pykv.typing import MAX_SEQ, POS_INF, BoolArray
 
 
 class RecurrentStates:
@@ -102,6 +102,16 @@ class RecurrentStates:
                 table.src[cell] = NO_SOURCE  # its zeros may be gone
         return tuple(lost)
 
+    def bookmark(self) -> Callable[[], None]:
+        """Return what puts the bookkeeping back to what it is now; rows do not come back."""
+        kept = self._table.copy()
+
+        def undo() -> None:
+            self.n_changes += 1
+            self._table = kept.copy()
+
+        return undo
+
     def full_slot(self, n_seqs: int) -> RecurrentSlot:
         """Return a slot over all cells, for sizing graphs at their largest; its cells mean nothing."""
         n_seqs = integer("n_seqs", n_seqs, 1, self.n_seq_max)
@@ -123,9 +133,9 @@ class RecurrentStates:
 
         Returns
         -------
-        The reason as one word, and the largest position up to `p` that may: "beyond_end", a token before `p` is
-        missing; "no_snapshot", the state holds `p` and has no snapshot without it; "rollback_pending", it has been
-        taken back since its last token and cannot be once more.
+        The reason as one word, and the largest position up to `p` that may: "missing", a token before `p` is not in
+        the state; "state_gone", the token at `p` is, and no snapshot is left without it; "rollback_pending", the
+        sequence has been taken back since its last token and cannot be once more.
 
         Source: spec session.md 5.5.
         """
@@ -133,10 +143,20 @@ class RecurrentStates:
         table = self._table
         end = table.pos(seq_id) + 1
         if p > end:
-            return "beyond_end", end
+            return "missing", end
         if p in (0, end) or table.steps_back(seq_id, p) is not None:
             return None
-        return ("rollback_pending" if table.plane[seq_id] else "no_snapshot"), 0
+        return ("rollback_pending" if table.plane[seq_id] else "state_gone"), 0
+
+    def resume_points(self, seq_id: int, p: int) -> BoolArray:
+        """Return (p + 1,) at which positions up to `p` decoding may go on; always at 0."""
+        seq_id, p = self._seq(seq_id), integer("p", p, 0, POS_INF)
+        trail = self._table.trail[seq_id]
+        points = np.zeros(p + 1, np.bool_)
+        points[0] = True
+        if trail:
+            points[trail[-1] + 1 : trail[0] + 2] = True
+        return points
 
     def row(self, seq_id: int) -> int | None:
         """Return the row that holds the state of a sequence, ``plane * n_cells + cell``; None if it is empty."""

@@ -33,7 +33,9 @@ def cuts(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     if kind == "reset":
         return kind, {}
     m = draw(st.integers(1, 9))
-    if kind != "equal":
+    if kind == "seq":
+        return kind, {"m": m, "narrow": draw(st.booleans())}
+    if kind == "simple":
         return kind, {"m": m}
     keep_tail = draw(st.sampled_from([0, draw(st.integers(0, m - 1))]))
     return kind, {"m": m, "sequential": draw(st.booleans()), "keep_tail": keep_tail}

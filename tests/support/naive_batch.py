@@ -171,14 +171,14 @@ class NaiveSplitter:
             pool.insert(0, mine.pop())
         return [mine]
 
-    def seq(self, m: int) -> tuple[list[int], int] | None:
+    def seq(self, m: int, *, narrow: bool = True) -> tuple[list[int], int] | None:
         unused = self.unused()
         taken: list[int] = []
         current: frozenset[int] | None = None
         for i in unused:
             if len(taken) == m:
                 break
-            if current is None or self.sets[i] <= current:
+            if current is None or (self.sets[i] <= current if narrow else self.sets[i] == current):
                 current = self.sets[i]
                 taken.append(i)
         return self._hand_out(taken, 1)
