@@ -43,7 +43,7 @@ def clip(span: tuple[int, int]) -> tuple[int, int]:
 
 
 def state(cells: RecurrentCells) -> dict[str, object]:
-    return copy.deepcopy({key: value for key, value in vars(cells.table).items()})
+    return copy.deepcopy(dict(vars(cells.table)))
 
 
 class States(RuleBasedStateMachine):
@@ -270,7 +270,7 @@ class States(RuleBasedStateMachine):
     def resumable(self, s: int, p: int) -> None:
         """What is said to be resumable can be cut there, and nothing else."""
         end = self.pos(s) + 1
-        points = [q == 0 or q == end or (q < end and copy.deepcopy(self.cells).seq_rm(s, q, -1)) for q in range(p + 1)]
+        points = [q in (0, end) or (q < end and copy.deepcopy(self.cells).seq_rm(s, q, -1)) for q in range(p + 1)]
         assert self.cells.resume_points(s, p).tolist() == points
         answer = self.cells.why_not_resumable(s, p)
         assert (answer is None) == points[p]

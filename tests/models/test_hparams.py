@@ -153,7 +153,7 @@ def test_a_missing_key_is_named(read: Write, key: str) -> None:
         ("embedding_length", 2, "attention.key_length=0 must be at least 1"),
         ("block_count", 0, "block_count=0"),
         ("block_count", 2**31 - 1, "block_count=2147483647 layers cannot be made of 3 tensors"),
-        ("attention.head_count", 0, "head_count=0"),
+        ("attention.head_count", 0, "0 KV heads cannot serve 0 query heads"),
         ("attention.head_count", [4], "head_count must hold one count for each of the 2 layers"),
         ("attention.head_count", [4, -4], "head_count must hold one count for each"),
         ("attention.head_count", [4.0, 4.0], "head_count must hold one count for each"),
