@@ -103,6 +103,13 @@ def refuse_headless_layers(keys: Keys, hparams: HParams) -> None:
             raise GGUFError(f"{keys.path}: layer {il}: {kv} KV heads cannot serve {q} query heads")
 
 
+def refuse_tensors(keys: Keys, *names: str) -> None:
+    """Raise `GGUFError` if the file has tensors that nobody would read; `names` are of the model, or of any layer."""
+    for tensor in keys.tensors:
+        if tensor in names or (tensor.startswith("blk.") and tensor.split(".", 2)[-1] in names):
+            raise GGUFError(f"{keys.path}: the tensor {tensor!r} is of a variant that is not supported here")
+
+
 def _read(keys: Keys) -> HParams:
     n_layer, n_embd = keys.size("block_count"), keys.size("embedding_length")
     if n_layer > len(keys.tensors):

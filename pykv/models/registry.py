@@ -6,10 +6,13 @@ from collections.abc import Callable
 
 from pykv.errors import UnknownArchitectureError
 from pykv.models.architecture import Architecture
+from pykv.models.bloom import Bloom
 from pykv.models.hparams import HParams
 from pykv.models.keys import Keys
 from pykv.models.llama import Llama
+from pykv.models.mpt import Mpt
 from pykv.models.qwen2 import Qwen2
+from pykv.models.qwen2vl import Qwen2VL
 from pykv.models.qwen3 import Qwen3
 from pykv.models.weights import Weights
 
@@ -20,6 +23,9 @@ ARCHITECTURES: dict[str, Build] = {
     "llama": Llama,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
+    "qwen2vl": Qwen2VL,
+    "mpt": Mpt,
+    "bloom": Bloom,
 }
 
 
