@@ -46,9 +46,7 @@ class Mpt:
             weights.need("output_norm.weight", (hp.n_embd,), place.output),
             (weights.need if self.needs_bias else weights.maybe)("output_norm.bias", (hp.n_embd,), place.output),
         )
-        self.output = weights.maybe("output.weight", (hp.n_embd, hp.n_vocab), place.output)
-        if self.output is None:  # tied; a second header, since the output may live on another device
-            self.output = weights.need("token_embd.weight", (hp.n_embd, hp.n_vocab), place.output)
+        self.output = blocks.take_output(weights, hp)
         self.layers = tuple(self._take_layer(il, weights.layer(il)) for il in range(hp.n_layer))
         self._take_more(weights, keys)
 
@@ -101,7 +99,6 @@ class Mpt:
             h = ops.gelu(b.arena, b.linear(h, layer.up.weight, layer.up.bias))
             x = b.add(b.linear(h, layer.down.weight, layer.down.bias), x)
         x = blocks.layer_norm(b, x, self.output_norm, hp.norm_rms_eps)
-        assert self.output is not None
         return b.linear(x, self.output)
 
     def _embed(self, b: GraphBuilder) -> Tensor:
