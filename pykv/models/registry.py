@@ -7,9 +7,14 @@ from collections.abc import Callable
 from pykv.errors import UnknownArchitectureError
 from pykv.models.architecture import Architecture
 from pykv.models.bloom import Bloom
+from pykv.models.gemma2 import Gemma2
+from pykv.models.gemma3 import Gemma3
+from pykv.models.gpt_oss import GptOss
 from pykv.models.hparams import HParams
 from pykv.models.keys import Keys
 from pykv.models.llama import Llama
+from pykv.models.mamba import Mamba
+from pykv.models.mamba2 import Mamba2
 from pykv.models.mpt import Mpt
 from pykv.models.qwen2 import Qwen2
 from pykv.models.qwen2vl import Qwen2VL
@@ -21,11 +26,16 @@ Build = Callable[[HParams, Weights, Keys], Architecture]
 
 ARCHITECTURES: dict[str, Build] = {
     "llama": Llama,
+    "gpt-oss": GptOss,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
+    "gemma2": Gemma2,
+    "gemma3": Gemma3,
     "qwen2vl": Qwen2VL,
     "mpt": Mpt,
     "bloom": Bloom,
+    "mamba": Mamba,
+    "mamba2": Mamba2,
 }
 
 
