@@ -14,6 +14,7 @@ _RANGES = {
     "n_pos_per_embd": (1, 4),
     "n_embd_inp": (0, POS_INF),
     "n_embd_inp_enc": (0, POS_INF),
+    "pos_end": (1, POS_INF),
 }
 
 
@@ -29,6 +30,7 @@ class BatchLimits:
     n_pos_per_embd : positions of one embedding: 4 for M-RoPE and IM-RoPE, else 1.
     n_embd_inp : width of the rows that the decoder takes, 0 = it takes none.
     n_embd_inp_enc : width of the rows that the encoder takes, 0 = it takes none.
+    pos_end : positions lie below it: what the model has learned, where it learns them one by one.
 
     Raises
     ------
@@ -41,6 +43,7 @@ class BatchLimits:
     n_pos_per_embd: int = 1
     n_embd_inp: int = 0
     n_embd_inp_enc: int = 0
+    pos_end: int = POS_INF
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():

@@ -14,39 +14,39 @@ from pykv.batch.batch import Batch
 from pykv.batch.limits import BatchLimits
 from pykv.batch.membership import Membership
 from pykv.errors import BatchError
-from pykv.typing import NO_POS, POS_INF, I32Array, PositionSource
+from pykv.typing import NO_POS, I32Array, PositionSource
 
 
 def place(batch: Batch, limits: BatchLimits, members: Membership, memory: PositionSource | None) -> I32Array:
     """Return the checked positions of a batch, (n_pos, n), read-only."""
     given = batch.pos
-    sequential = _continued(members, memory) if given is None else given[0]
+    sequential = _continued(members, memory, limits.pos_end) if given is None else given[0]
     if given is not None:
-        _check_bounds(given)
+        _check_bounds(given, limits.pos_end)
     if given is not None or members.coupled:  # else true by construction
         _check(sequential, batch, limits, members, memory)
     return frozen(_sections(batch, sequential, limits.n_pos_per_embd))
 
 
-def _continued(members: Membership, memory: PositionSource | None) -> I32Array:
+def _continued(members: Membership, memory: PositionSource | None, pos_end: int) -> I32Array:
     """Number each token in its leading sequence, from the first position that is not stored."""
     n = len(members.lead)
     if len(members.unique) == 1:
-        start = _next_position(members.unique[0], n, memory)
+        start = _next_position(members.unique[0], n, memory, pos_end)
         return np.arange(start, start + n, dtype=np.int32)
     seqs, of_token, counts = np.unique(members.lead, return_inverse=True, return_counts=True)
-    starts = [_next_position(*run, memory) for run in zip(seqs.tolist(), counts.tolist(), strict=True)]
+    starts = [_next_position(*run, memory, pos_end) for run in zip(seqs.tolist(), counts.tolist(), strict=True)]
     pos = np.empty(n, np.int32)
     rank = np.arange(n) - np.repeat(np.cumsum(counts) - counts, counts)
     pos[np.argsort(of_token, kind="stable")] = rank + np.repeat(starts, counts)
     return pos
 
 
-def _next_position(seq: int, n: int, memory: PositionSource | None) -> int:
+def _next_position(seq: int, n: int, memory: PositionSource | None, pos_end: int) -> int:
     last = NO_POS if memory is None else memory.pos_max(seq)
-    if last + n >= POS_INF:
+    if last + n >= pos_end:
         raise BatchError(
-            f"sequence {seq}: {n} tokens after position {last} would pass the largest position {POS_INF - 1}",
+            f"sequence {seq}: {n} tokens after position {last} would pass the largest position {pos_end - 1}",
             seq_id=seq,
             last=last,
             first=last + 1,
@@ -54,12 +54,12 @@ def _next_position(seq: int, n: int, memory: PositionSource | None) -> int:
     return last + 1
 
 
-def _check_bounds(pos: I32Array) -> None:
+def _check_bounds(pos: I32Array, pos_end: int) -> None:
     # differs from llama.cpp: both ends refused, because -1 marks an empty cell, and because POS_INF lies
     # outside every half-open range
     low, high = int(pos.min()), int(pos.max())
-    if low < 0 or high >= POS_INF:
-        raise BatchError(f"pos must lie in [0, {POS_INF}), got {low if low < 0 else high}")
+    if low < 0 or high >= pos_end:
+        raise BatchError(f"pos must lie in [0, {pos_end}), got {low if low < 0 else high}")
 
 
 def _check(

@@ -166,7 +166,7 @@ def _write_output_ids(array: AnyArray, ubatch: UBatch) -> None:
 def _writer_of_positions(n_pos: int) -> Fill:
     def write(array: AnyArray, ubatch: UBatch) -> None:
         axes = array[0, 0, 0].reshape(n_pos, -1)
-        if ubatch.n_pos == n_pos:
+        if n_pos == 1 or ubatch.token is None:
             axes[:] = ubatch.pos
         else:  # text among pictures: time, row and column are one, the fourth axis is not used
             axes[:3], axes[3:] = ubatch.pos[0], 0

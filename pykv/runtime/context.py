@@ -22,7 +22,7 @@ from pykv.runtime.memory_layout import attention_choice, kv_places, memory_setti
 from pykv.runtime.observe import Observer, Watched
 from pykv.runtime.outputs import Outputs
 from pykv.runtime.params import ContextParams, resolve
-from pykv.typing import BoolArray, F32Array
+from pykv.typing import POS_INF, BoolArray, F32Array
 
 if TYPE_CHECKING:
     from pykv.runtime.model import Model
@@ -76,6 +76,7 @@ class Context:
             n_seq_max=self.params.n_seq_max,
             n_pos_per_embd=spec.n_pos_per_embd,
             n_embd_inp=model.hparams.n_embd,
+            pos_end=model.hparams.n_ctx_train if spec.absolute_positions else POS_INF,
         )
 
     # decode
