@@ -61,6 +61,10 @@ class HybridMemory(MemoryParts):
         """Whether V is stored transposed now, where most of it is."""
         return self.attention.v_trans
 
+    def full_shape(self, n_tokens: int) -> PartsShape:
+        """Return the shape of the largest graph over at least so many tokens, as many for each sequence."""
+        return super().full_shape(-(-n_tokens // self.n_seq_max) * self.n_seq_max)
+
     # batches
 
     def init_batch(self, batch: ValidBatch, n_ubatch: int) -> HybridContext | None:

@@ -7,7 +7,7 @@ it cannot give.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -15,6 +15,9 @@ from pykv.batch import UBatch
 from pykv.errors import ParamError
 from pykv.ggml import GraphInput, Tensor
 from pykv.typing import BoolArray
+
+Scan = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Takes stored states [n_embd_s, n_rows] and which of them to read [n_seqs] i32; returns results and new states."""
 
 
 class MemoryShape(Protocol):
@@ -71,12 +74,19 @@ class StateGraph(Protocol):
         """Return the states before the ubatch, [n_embd_s, n_seqs] f32."""
         ...
 
-    def write_r(self, il: int, rows: Tensor, plane: int = 0) -> None:
-        """Add nodes that store [n_embd_r, n_seqs]: the rows after the ubatch, less its last `plane` tokens."""
+    def scan_s(self, il: int, scan: Scan) -> tuple[Tensor, Tensor]:
+        """Return what `scan` makes of the states, which it reads where they are stored."""
         ...
 
-    def write_s(self, il: int, states: Tensor, plane: int = 0) -> None:
-        """Add nodes that store [n_embd_s, n_seqs]: the states after the ubatch, less its last `plane` tokens."""
+    def write_r(self, il: int, planes: Sequence[Tensor]) -> None:
+        """Add nodes that store the rows after the ubatch, and before its last, its last two tokens and so on.
+
+        One tensor for each plane, n_embd_r elements of a sequence behind those of another, in up to three dims.
+        """
+        ...
+
+    def write_s(self, il: int, states: Tensor) -> None:
+        """Add nodes that store the states [n_embd_s, n_seqs, n_planes], plane by plane as in `write_r`."""
         ...
 
 

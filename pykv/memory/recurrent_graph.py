@@ -6,7 +6,9 @@ Source: spec iswa_recurrent_hybrid.md section 2.5.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +17,7 @@ from pykv.batch import UBatch
 from pykv.cells import RecurrentSlot
 from pykv.errors import ParamError
 from pykv.ggml import DType, Graph, GraphInput, Tensor, ops
-from pykv.memory.memory_graph import MemoryGraph
+from pykv.memory.memory_graph import MemoryGraph, Scan
 from pykv.typing import BoolArray
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class RecurrentGraph(MemoryGraph):
     def __init__(self, graph: Graph, memory: RecurrentMemory, shape: StateShape) -> None:
         self._graph, self._arena = graph, graph.arena
         self._memory, self.shape = memory, shape
+        self._planes = np.arange(self.n_planes)[:, None]
         self._indices: dict[str, GraphInput] = {}
         self._zeros: GraphInput | None = None
 
@@ -76,11 +79,19 @@ class RecurrentGraph(MemoryGraph):
 
     def fill(self, slot: RecurrentSlot, ubatch: UBatch, chosen: BoolArray | None = None) -> None:
         """See `MemoryGraph.fill`."""
-        n, own = slot.n_seqs, np.arange(slot.head, slot.head + slot.n)
-        rows = {"read": slot.s_copy[:n], "read_extra": slot.s_copy[n:], "write_extra": own[n:], "fresh": [slot.rs_z]}
-        rows |= {f"write_{d}": own[:n] + d * self._memory.n_cells for d in range(self.n_planes)}
+        n, n_cells, first = slot.n_seqs, self._memory.n_cells, slot.head
         for name, index in self._indices.items():
-            index.array[0, 0, 0] = rows[name]
+            rows = index.array[0, 0, 0]
+            if name == "read":
+                rows[:] = slot.s_copy[:n]
+            elif name == "read_extra":
+                rows[:] = slot.s_copy[n:]
+            elif name == "write_extra":
+                rows[:] = np.arange(first + n, first + slot.n)
+            elif name == "fresh":
+                rows[0] = slot.rs_z
+            else:
+                rows.reshape(self.n_planes, n)[:] = first + n_cells * self._planes + np.arange(n)
         if self._zeros is not None:
             self._zeros.array[...] = 0
         for one in self.inputs:
@@ -94,13 +105,25 @@ class RecurrentGraph(MemoryGraph):
         """Return the states before the ubatch, [n_embd_s, n_seqs] f32."""
         return self._read(self._stored(il, 1))
 
-    def write_r(self, il: int, rows: Tensor, plane: int = 0) -> None:
-        """Add nodes that store [n_embd_r, n_seqs]: the rows after the ubatch, less its last `plane` tokens."""
-        self._write(self._stored(il, 0), rows, plane)
+    def scan_s(self, il: int, scan: Scan) -> tuple[Tensor, Tensor]:
+        """Return what `scan` makes of the states, which it reads where they are stored."""
+        stored = self._stored(il, 1)
+        self._clear_fresh(stored)
+        out = scan(stored, self._index("read", self.shape.n_seqs, DType.I32))
+        self._graph.expand(out[0])
+        self._move_extra(stored)
+        return out
 
-    def write_s(self, il: int, states: Tensor, plane: int = 0) -> None:
-        """Add nodes that store [n_embd_s, n_seqs]: the states after the ubatch, less its last `plane` tokens."""
-        self._write(self._stored(il, 1), states, plane)
+    def write_r(self, il: int, planes: Sequence[Tensor]) -> None:
+        """Add nodes that store the rows after the ubatch, and before its last, its last two tokens and so on.
+
+        One tensor for each plane, n_embd_r elements of a sequence behind those of another, in up to three dims.
+        """
+        self._write(self._stored(il, 0), reduce(lambda a, b: ops.concat(self._arena, a, b, 3), planes))
+
+    def write_s(self, il: int, states: Tensor) -> None:
+        """Add nodes that store the states [n_embd_s, n_seqs, n_planes], plane by plane as in `write_r`."""
+        self._write(self._stored(il, 1), states)
 
     # mechanism
 
@@ -112,27 +135,32 @@ class RecurrentGraph(MemoryGraph):
 
     def _read(self, stored: Tensor) -> Tensor:
         """Return the rows that the ubatch continues; rows that move out of the way do so once these are read."""
-        shape = self.shape
-        if shape.has_fresh:
-            zeros = self._zero_row(stored.ne[0])
-            self._graph.expand(ops.set_rows(self._arena, stored, zeros, self._index("fresh", 1, DType.I64)))
-        rows = ops.get_rows(self._arena, stored, self._index("read", shape.n_seqs, DType.I32))
+        self._clear_fresh(stored)
+        rows = ops.get_rows(self._arena, stored, self._index("read", self.shape.n_seqs, DType.I32))
         self._graph.expand(rows)
-        if shape.n_extra:
-            extra = ops.get_rows(self._arena, stored, self._index("read_extra", shape.n_extra, DType.I32))
-            self._graph.expand(extra)
-            to = self._index("write_extra", shape.n_extra, DType.I64)
-            self._graph.expand(ops.set_rows(self._arena, stored, extra, to))
+        self._move_extra(stored)
         return rows
 
-    def _write(self, stored: Tensor, rows: Tensor, plane: int) -> None:
-        if not 0 <= plane < self.n_planes:
-            raise ParamError(f"plane={plane}: the ubatch leaves {self.n_planes} states of each sequence")
+    def _clear_fresh(self, stored: Tensor) -> None:
+        if self.shape.has_fresh:
+            # written, not multiplied by 0: what a row held before may be no number
+            zeros = self._zero_row(stored.ne[0])
+            self._graph.expand(ops.set_rows(self._arena, stored, zeros, self._index("fresh", 1, DType.I64)))
+
+    def _move_extra(self, stored: Tensor) -> None:
+        n = self.shape.n_extra
+        if n:
+            extra = ops.get_rows(self._arena, stored, self._index("read_extra", n, DType.I32))
+            self._graph.expand(ops.set_rows(self._arena, stored, extra, self._index("write_extra", n, DType.I64)))
+
+    def _write(self, stored: Tensor, rows: Tensor) -> None:
+        n = self.shape.n_seqs * self.n_planes
+        if rows.n_elements != n * stored.ne[0]:
+            raise ParamError(f"rows {list(rows.ne)}: the ubatch leaves {n} rows of {stored.ne[0]} elements")
         if not rows.is_contiguous:
             rows = ops.cont(self._arena, rows)
-        rows = ops.reshape(self._arena, rows, stored.ne[0], self.shape.n_seqs)
-        to = self._index(f"write_{plane}", self.shape.n_seqs, DType.I64)
-        self._graph.expand(ops.set_rows(self._arena, stored, rows, to))
+        rows = ops.reshape(self._arena, rows, stored.ne[0], n)
+        self._graph.expand(ops.set_rows(self._arena, stored, rows, self._index("write", n, DType.I64)))
 
     def _index(self, name: str, n: int, dtype: DType) -> Tensor:
         if name not in self._indices:

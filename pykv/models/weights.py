@@ -83,6 +83,13 @@ class Weights:
         self._taken.setdefault(device, []).append((tensor, info))
         return tensor
 
+    def need_f32(self, name: str, ne: tuple[int, ...], device: Device) -> Tensor:
+        """Return the tensor of that name, which its reader takes as f32 only; checks it like `need`."""
+        tensor = self.need(name, ne, device)
+        if tensor.dtype != DType.F32:
+            raise GGUFError(f"{self._file.path}: the tensor {name!r} is {tensor.dtype.label}, expected f32")
+        return tensor
+
     def layer(self, il: int) -> LayerWeights:
         """Return the source of one layer's tensors."""
         return LayerWeights(self, f"blk.{il}.", self.placement.layers[il])
@@ -138,3 +145,7 @@ class LayerWeights:
     def maybe(self, name: str, *ne: int) -> Tensor | None:
         """See `Weights.maybe`."""
         return self.weights.maybe(self.prefix + name, ne, self.device)
+
+    def need_f32(self, name: str, *ne: int) -> Tensor:
+        """See `Weights.need_f32`."""
+        return self.weights.need_f32(self.prefix + name, ne, self.device)
