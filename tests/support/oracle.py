@@ -31,12 +31,16 @@ class OracleError(AssertionError):
 
 @dataclass(frozen=True)
 class OracleBatch:
-    """One call of llama_decode, everything explicit: positions, ids per token, which rows come back."""
+    """One call of llama_decode, everything explicit: positions, ids per token, which rows come back.
+
+    embd : (n, n_embd) rows in place of the tokens; `pos` then holds all positions of the first axis, then of the next.
+    """
 
     tokens: list[int]
     pos: list[int]
     seq_ids: list[tuple[int, ...]]
     logits: list[bool] = field(default_factory=list)
+    embd: F32Array | None = None
 
     @classmethod
     def of(
@@ -52,10 +56,16 @@ class OracleBatch:
         wanted = flags[logits] if isinstance(logits, str) else list(logits)
         return cls(list(tokens), list(range(start, start + n)), [ids] * n, wanted)
 
+    @classmethod
+    def of_embeddings(cls, embd: F32Array, pos: Sequence[Sequence[int]], seq_id: int = 0) -> OracleBatch:
+        """Return rows at positions `pos`, one list for each axis; every row's logits are wanted."""
+        n = len(embd)
+        return cls([], [p for axis in pos for p in axis], [(seq_id,)] * n, [True] * n, embd)
+
     def message(self) -> dict[str, Any]:
         """Return the form that the child reads."""
         plain = [int(t) for t in self.tokens], [int(p) for p in self.pos], [bool(f) for f in self.logits]
-        return {"tokens": plain[0], "pos": plain[1], "seq_ids": self.seq_ids, "logits": plain[2]}
+        return {"tokens": plain[0], "pos": plain[1], "seq_ids": self.seq_ids, "logits": plain[2], "embd": self.embd}
 
 
 class Oracle:

@@ -226,17 +226,18 @@ class Worker:
 
 def _batch(wanted: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Return a llama_batch and the arrays that it points into."""
-    n = len(wanted["tokens"])
-    tokens = (lc.llama_token * n)(*wanted["tokens"])
-    pos = (lc.llama_pos * n)(*wanted["pos"])
+    n, rows = len(wanted["seq_ids"]), wanted.get("embd")
+    tokens = None if rows is not None else (lc.llama_token * n)(*wanted["tokens"])
+    embd = None if rows is None else (ctypes.c_float * rows.size)(*rows.ravel().tolist())
+    pos = (lc.llama_pos * len(wanted["pos"]))(*wanted["pos"])
     ids = [(lc.llama_seq_id * len(seqs))(*seqs) for seqs in wanted["seq_ids"]]
     n_ids = (ctypes.c_int32 * n)(*map(len, ids))
     pointers = (ctypes.POINTER(lc.llama_seq_id) * n)(*(ctypes.cast(a, ctypes.POINTER(lc.llama_seq_id)) for a in ids))
     flags = (ctypes.c_int8 * n)(*map(bool, wanted["logits"]))
     batch = lc.llama_batch()
-    batch.n_tokens, batch.token, batch.embd = n, tokens, None
+    batch.n_tokens, batch.token, batch.embd = n, tokens, embd
     batch.pos, batch.n_seq_id, batch.seq_id, batch.logits = pos, n_ids, pointers, flags
-    return batch, [tokens, pos, ids, n_ids, pointers, flags]
+    return batch, [tokens, embd, pos, ids, n_ids, pointers, flags]
 
 
 # llama.cpp's C interface tells no KV sizes and its log rounds to 0.01 MiB, but the C++ methods are exported

@@ -73,4 +73,6 @@ class Pair:
 
 def pykv_batch(batch: OracleBatch) -> pykv.Batch:
     """Return the same batch for pykv."""
+    if batch.embd is not None:
+        return pykv.Batch(None, batch.pos, list(batch.seq_ids), np.asarray(batch.logits, dtype=bool), embd=batch.embd)
     return pykv.Batch(batch.tokens, batch.pos, list(batch.seq_ids), np.asarray(batch.logits, dtype=bool))
