@@ -140,13 +140,10 @@ def _choose(table: RecurrentTable, sets: list[tuple[int, ...]]) -> None:
     for ids in sets:
         for s in ids[1:]:
             table.drop(s)
-    start = table.head
     for ids in sets:
         cell = table.tail[ids[0]]
         if cell == NO_CELL or len(table.owners[cell]) > 1:
-            free = table.free_cell(start)
-            table.part(ids[0], free)
-            start = free + 1
+            table.part(ids[0], table.free_cell(table.head))
 
 
 def _range(table: RecurrentTable, seqs: list[int]) -> tuple[int, int]:

@@ -171,6 +171,12 @@ def test_seq(text: str, m: int, expected: list[list[int]], out_ids: list[int]) -
     assert all((u.n_seqs, u.n_seq_tokens, u.equal_seqs) == (1, u.n_tokens, True) for u in ubatches)
 
 
+def test_seq_keeps_to_one_set_if_told() -> None:
+    split = splitter("{0,1}@0 0@1 0@2! 1@1 1@2!")
+    assert indices(all_of(lambda: split.seq(8, narrow=False))) == [[0], [1, 2], [3, 4]]
+    assert split.out_ids == [2, 4]
+
+
 def test_seq_names_every_sequence_of_its_tokens() -> None:
     ubatch = splitter("{0,1,2}@0 {0,1}@1 2@1 0@2 1@2").seq(8)
     assert ubatch is not None

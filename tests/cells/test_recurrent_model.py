@@ -102,7 +102,7 @@ class States(RuleBasedStateMachine):
                 sets[-1] = tuple(sorted((*sets[-1], s)))
             else:
                 sets.append((s,))
-        each = data.draw(st.integers(1, 5), "tokens each")
+        each = data.draw(st.sampled_from([1, 2, 3, 4, 5]), "tokens each")
         gap = data.draw(st.sampled_from([1, 1, 1, 1, 0, 3]), "step")
         entries = []
         for ids in sets:
@@ -135,6 +135,10 @@ class States(RuleBasedStateMachine):
         """Whether the owners of every cell read the same plane, as llama.cpp takes for granted."""
         table = self.cells.table
         return all(len({table.plane[s] for s in ids}) < 2 for ids in table.owners)
+
+    @rule(data=st.data())
+    def decode_one(self, data: st.DataObject) -> None:
+        self.decode(data, 1)
 
     @rule(data=st.data(), several=st.integers(1, 3))
     def decode(self, data: st.DataObject, several: int) -> None:
@@ -176,7 +180,6 @@ class States(RuleBasedStateMachine):
 
     # verbs
 
-    @rule(s=st.integers(-1, N_SEQ - 1), span=RANGES)
     def seq_rm(self, s: int, span: tuple[int, int]) -> None:
         p0, p1 = clip(span)
         hit = [q for q in (range(N_SEQ) if s < 0 else [s]) if p0 <= self.pos(q) < p1]
@@ -196,13 +199,14 @@ class States(RuleBasedStateMachine):
         else:
             assert state(self.cells) == kept
 
-    @rule(s=SEQS, back=st.integers(1, 5))
+    @rule(s=SEQS, back=st.integers(1, 4))
     def roll_back(self, s: int, back: int) -> None:
-        """Remove the last few tokens, which a random range seldom does."""
+        """Remove the last few tokens, of the first sequence from `s` on that can take it."""
+        able = [q for q in (*range(s, N_SEQ), *range(s)) if self.kept(q, self.histories[q][:-back])]
+        s = able[0] if able else s
         if self.pos(s) >= back:
             self.seq_rm(s, (self.pos(s) + 1 - back, -1))
 
-    @rule(src=SEQS, dst=SEQS, span=RANGES)
     def seq_cp(self, src: int, dst: int, span: tuple[int, int]) -> None:
         p0, p1 = clip(span)
         cut = before(self.histories[src], p1)
@@ -222,10 +226,11 @@ class States(RuleBasedStateMachine):
     @rule(pair=st.permutations(range(N_SEQ)), back=st.integers(1, 3))
     def fork_and_roll_back(self, pair: list[int], back: int) -> None:
         """Let two sequences share a cell and take one of them back, which chance alone seldom does."""
-        self.seq_cp(pair[0], pair[1], (-1, -1))
-        self.roll_back(pair[back % 2], back)
+        able = [q for q in pair if self.kept(q, self.histories[q][:-back])]
+        src, dst, *_ = sorted(pair, key=lambda q: q not in able)
+        self.seq_cp(src, dst, (-1, -1))
+        self.roll_back(pair[0], back)
 
-    @rule(s=SEQS)
     def seq_keep(self, s: int) -> None:
         self.cells.seq_keep(s)
         self.naive.seq_keep(s)
@@ -237,25 +242,21 @@ class States(RuleBasedStateMachine):
             moved = []
         self.histories[s] = moved
 
-    @rule(s=SEQS, span=RANGES, d=st.integers(-6, 3))
     def seq_add(self, s: int, span: tuple[int, int], d: int) -> None:
         p0, p1 = clip(span)
         self.cells.seq_add(s, *span, d)
         self.move(s, [(t, p + d if p0 <= p < p1 else p) for t, p in self.histories[s]])
 
-    @rule(s=SEQS, span=RANGES, d=st.integers(1, 3))
     def seq_div(self, s: int, span: tuple[int, int], d: int) -> None:
         p0, p1 = clip(span)
         self.cells.seq_div(s, *span, d)
         self.move(s, [(t, p // d if p0 <= p < p1 else p) for t, p in self.histories[s]])
 
-    @rule()
     def clear(self) -> None:
         self.cells.clear()
         self.naive.clear()
         self.histories = [[] for _ in range(N_SEQ)]
 
-    @rule(s=SEQS, pos=st.integers(0, 9))
     def restore(self, s: int, pos: int) -> None:
         """Write a state from elsewhere into the row that the cells name."""
         row = self.cells.place(s, pos)
@@ -279,6 +280,31 @@ class States(RuleBasedStateMachine):
             assert largest == max(q for q in range(p + 1) if points[q])
             pending = self.cells.table.plane[s] > 0
             assert reason == ("missing" if p > end else "rollback_pending" if pending else "state_gone")
+
+    @rule(verb=st.sampled_from(["seq_rm", "seq_cp", "seq_add", "seq_div", "others"]), s=SEQS, t=SEQS, data=st.data())
+    def verb(self, verb: str, s: int, t: int, data: st.DataObject) -> None:
+        """Do what changes sequences, mostly near where they end, and seldom what leaves little of them."""
+        if verb == "others":
+            verb = data.draw(st.sampled_from(["clear", "seq_keep", "restore", "remove_all"]), "other")
+        near = st.integers(-3, 2).map(lambda d: max(self.pos(s) + d, 0))
+        span = data.draw(st.one_of(RANGES, st.tuples(near, st.just(-1)), st.just((-1, -1))), "span")
+        match verb:
+            case "clear":
+                self.clear()
+            case "seq_keep":
+                self.seq_keep(s)
+            case "restore":
+                self.restore(s, t)
+            case "remove_all":
+                self.seq_rm(-1, span)
+            case "seq_rm":
+                self.seq_rm(s, span)
+            case "seq_cp":
+                self.seq_cp(s, t, span)
+            case "seq_add":
+                self.seq_add(s, span, data.draw(st.integers(-3, 3), "delta"))
+            case "seq_div":
+                self.seq_div(s, span, data.draw(st.integers(1, 3), "d"))
 
     # always
 
