@@ -63,9 +63,9 @@ class KVGraph(MemoryGraph):
         self._rule = MaskRule(causal=causal, window=cache.spec.window, alibi=cache.spec.alibi_max_bias > 0)
         n, s = shape.n_tokens, shape.n_stream
         self._store = cache.store
-        n_values = n * self._store.n_embd_v_max if self._store.v_trans else n
+        n_values = n * self._store.n_embd_v_max if self._store.v_trans else 0  # 0 also where no layer stores V
         self._k_rows = self._input(DType.I64, (n,), "k_rows")
-        self._v_rows = self._input(DType.I64, (n_values,), "v_rows") if self._store.v_trans else self._k_rows
+        self._v_rows = self._input(DType.I64, (n_values,), "v_rows") if n_values else self._k_rows
         self._mask = self._input(path.mask_dtype, (shape.n_kv, n // s, 1, s), "kq_mask")
         self._rot_k = self._rotation(self._store.rot_k, "rot_k")
         self._rot_v = self._rotation(self._store.rot_v, "rot_v")

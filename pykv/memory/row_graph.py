@@ -10,7 +10,7 @@ from pykv.memory.hadamard import hadamard, rotate
 from pykv.memory.spec import LayerSpec
 from pykv.typing import I32Array, I64Array
 
-NODES_PER_LAYER = 16
+NODES_PER_LAYER = 20
 NODES_BESIDE = 8
 
 

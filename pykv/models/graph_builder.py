@@ -10,7 +10,7 @@ import numpy as np
 
 from pykv.batch import UBatch
 from pykv.ggml import DType, Graph, GraphInput, Tensor, ops
-from pykv.memory import MassWatch, MemorySpec
+from pykv.memory import LayerSpec, MassWatch, MemorySpec
 from pykv.memory.memory_graph import AttentionGraph, MemoryGraph, MemoryShape, StateGraph
 from pykv.typing import AnyArray, BoolArray
 
@@ -66,6 +66,11 @@ class GraphBuilder:
     def states(self) -> StateGraph:
         """What keeps recurrent states."""
         return self.memory.states
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """The model's layers as its memory knows them, with the rotary settings of this context."""
+        return self._spec.layers
 
     @property
     def inputs(self) -> tuple[GraphInput, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pykv.errors import UnknownArchitectureError
 from pykv.models.architecture import Architecture
 from pykv.models.bloom import Bloom
+from pykv.models.deepseek2 import DeepSeek2
 from pykv.models.gemma2 import Gemma2
 from pykv.models.gemma3 import Gemma3
 from pykv.models.gpt_oss import GptOss
@@ -27,6 +28,7 @@ Build = Callable[[HParams, Weights, Keys], Architecture]
 ARCHITECTURES: dict[str, Build] = {
     "llama": Llama,
     "gpt-oss": GptOss,
+    "deepseek2": DeepSeek2,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
     "gemma2": Gemma2,
