@@ -8,12 +8,17 @@ from pykv.errors import UnknownArchitectureError
 from pykv.models.architecture import Architecture
 from pykv.models.bloom import Bloom
 from pykv.models.deepseek2 import DeepSeek2
+from pykv.models.falcon_h1 import FalconH1
 from pykv.models.gemma2 import Gemma2
 from pykv.models.gemma3 import Gemma3
+from pykv.models.gemma3n import Gemma3n
 from pykv.models.gpt_oss import GptOss
 from pykv.models.hparams import HParams
+from pykv.models.jamba import Jamba
 from pykv.models.keys import Keys
+from pykv.models.lfm2 import Lfm2
 from pykv.models.llama import Llama
+from pykv.models.llama4 import Llama4
 from pykv.models.mamba import Mamba
 from pykv.models.mamba2 import Mamba2
 from pykv.models.mpt import Mpt
@@ -27,17 +32,22 @@ Build = Callable[[HParams, Weights, Keys], Architecture]
 
 ARCHITECTURES: dict[str, Build] = {
     "llama": Llama,
+    "llama4": Llama4,
     "gpt-oss": GptOss,
     "deepseek2": DeepSeek2,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
     "gemma2": Gemma2,
     "gemma3": Gemma3,
+    "gemma3n": Gemma3n,
     "qwen2vl": Qwen2VL,
     "mpt": Mpt,
     "bloom": Bloom,
     "mamba": Mamba,
     "mamba2": Mamba2,
+    "lfm2": Lfm2,
+    "falcon-h1": FalconH1,
+    "jamba": Jamba,
 }
 
 

@@ -90,6 +90,10 @@ class Weights:
             raise GGUFError(f"{self._file.path}: the tensor {name!r} is {tensor.dtype.label}, expected f32")
         return tensor
 
+    def has(self, name: str) -> bool:
+        """Return whether the file has a tensor of that name."""
+        return name in self._file.tensors
+
     def layer(self, il: int) -> LayerWeights:
         """Return the source of one layer's tensors."""
         return LayerWeights(self, f"blk.{il}.", self.placement.layers[il])
@@ -149,3 +153,7 @@ class LayerWeights:
     def need_f32(self, name: str, *ne: int) -> Tensor:
         """See `Weights.need_f32`."""
         return self.weights.need_f32(self.prefix + name, ne, self.device)
+
+    def has(self, name: str) -> bool:
+        """Return whether the file has a tensor of that name."""
+        return self.weights.has(self.prefix + name)
