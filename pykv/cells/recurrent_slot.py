@@ -194,10 +194,9 @@ def _row_copied(table: RecurrentTable, cell: int) -> None:
 
 def _advance(table: RecurrentTable, sets: list[tuple[int, ...]], lo: int, ubatch: UBatch, n_planes: int) -> None:
     """Record that the sequences of each set are behind its last token."""
-    n = ubatch.n_seq_tokens
-    for i, ids in enumerate(sets):
-        end = (i + 1) * n
-        trail = in_order(ubatch.pos[0, end - n_planes : end][::-1].tolist())
-        table.owners[lo + i] = ids
+    newest_first = ubatch.pos[0].reshape(len(sets), -1)[:, ::-1]
+    for cell, (ids, trail) in enumerate(zip(sets, newest_first[:, :n_planes].tolist(), strict=True), lo):
+        table.owners[cell] = ids
+        reachable = in_order(trail)
         for s in ids:
-            table.tail[s], table.plane[s], table.trail[s] = lo + i, 0, trail
+            table.tail[s], table.plane[s], table.trail[s] = cell, 0, reachable

@@ -135,5 +135,7 @@ class RecurrentTable:
 
 def in_order(trail: Sequence[int]) -> tuple[int, ...]:
     """Return the positions of a trail as far as one can go back by them: down, and not below 0."""
-    n = next((d for d in range(1, len(trail)) if trail[d] > trail[d - 1] or trail[d] < 0), len(trail))
-    return tuple(trail[:n])
+    if len(trail) > 1:
+        n = next((d for d in range(1, len(trail)) if trail[d] > trail[d - 1] or trail[d] < 0), len(trail))
+        return tuple(trail[:n])
+    return tuple(trail)
