@@ -61,8 +61,6 @@ class Routing:
         """
         n_expert = keys.size("expert_count")
         n_used = keys.size("expert_used_count")
-        if n_used > n_expert:
-            raise keys.refusal("expert_used_count", n_used, f"at most the {n_expert} experts")
         n_group, n_group_used = _groups(keys, n_expert, n_used)
         return cls(
             n_expert=n_expert,

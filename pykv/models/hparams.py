@@ -46,6 +46,7 @@ class HParams:
     norm_rms_eps : what norms add to the variance.
     n_embd_head_k, n_embd_head_v : elements of one head.
     n_rot : elements of a head that are rotated.
+    n_expert_used : experts that each token meets in a layer, 0 where there are none.
     """
 
     architecture: str
@@ -63,6 +64,7 @@ class HParams:
     rope_freq_base: float
     rope_scaling: RopeScaling
     attention_scale: float
+    n_expert_used: int = 0
 
     @property
     def n_head(self) -> int:
@@ -143,6 +145,7 @@ def _read(keys: Keys) -> HParams:
         rope_freq_base=_freq_base(keys),
         rope_scaling=_rope_scaling(keys),
         attention_scale=keys.positive("attention.scale", 0.0),
+        n_expert_used=_n_expert_used(keys),
     )
 
 
@@ -156,6 +159,13 @@ def _refuse_other_kinds(keys: Keys) -> None:
         raise GGUFError(
             f"{keys.path}: {keys.key('pooling_type')}={pooling}: pooled embeddings are not supported; accepted: 0"
         )
+
+
+def _n_expert_used(keys: Keys) -> int:
+    n_used, n_expert = (keys.size(f"expert_{name}", 0, least=0) for name in ("used_count", "count"))
+    if n_used > n_expert:
+        raise keys.refusal("expert_used_count", n_used, f"at most the {n_expert} experts")
+    return n_used
 
 
 def _eps(keys: Keys) -> float:

@@ -25,6 +25,7 @@ from pykv.models.mpt import Mpt
 from pykv.models.qwen2 import Qwen2
 from pykv.models.qwen2vl import Qwen2VL
 from pykv.models.qwen3 import Qwen3
+from pykv.models.rwkv7 import Rwkv7
 from pykv.models.weights import Weights
 
 Build = Callable[[HParams, Weights, Keys], Architecture]
@@ -48,6 +49,7 @@ ARCHITECTURES: dict[str, Build] = {
     "lfm2": Lfm2,
     "falcon-h1": FalconH1,
     "jamba": Jamba,
+    "rwkv7": Rwkv7,
 }
 
 

@@ -15,10 +15,12 @@ from pykv.ggml.owner import Owner
 from pykv.memory import AttentionPath, AttentionPlan, MassWatch, Memory
 from pykv.memory.memory_graph import MemoryShape
 from pykv.models import Architecture, GraphBuilder, GraphShape
+from pykv.models.architecture import nodes_per_layer
 from pykv.runtime.observe import Watched
 from pykv.typing import F32Array
 
-NODES_PER_LAYER = 88
+NODES_PER_ROUTING, NODES_PER_EXPERT = 24, 2
+"""What a layer takes beside `nodes_per_layer` to choose a token's experts, and to add up what each makes of it."""
 NODES_BESIDE = 64
 
 
@@ -48,7 +50,7 @@ class Compute:
         stands_on: tuple[Owner, ...],
     ) -> None:
         self._model, self._memory, self._attention = model, memory, attention
-        budget = NODES_BESIDE + NODES_PER_LAYER * model.hparams.n_layer
+        budget = _n_nodes(model)
         self._arena = Arena(budget, budget)
         self._sched = Sched(backends, budget, (*stands_on, *memory.owners, self._arena))
         self._built: BuiltGraph | None = None
@@ -143,3 +145,11 @@ class Compute:
         if logits is not None:
             graph.expand(logits.as_output())
         return BuiltGraph(graph, builder, logits)
+
+
+def _n_nodes(model: Architecture) -> int:
+    """Return the nodes of a graph, at most."""
+    hparams = model.hparams
+    n_used = hparams.n_expert_used
+    routed = NODES_PER_ROUTING + NODES_PER_EXPERT * n_used if n_used else 0
+    return NODES_BESIDE + (nodes_per_layer(model) + routed) * hparams.n_layer
