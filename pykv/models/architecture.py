@@ -10,9 +10,15 @@ from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams
 from pykv.models.rope import ContextRope
 
+NODES_PER_LAYER = 88
+"""Nodes of one layer's graph, at most, with what its memory and an observer add, in a family that says nothing else."""
+
 
 class Architecture(Protocol):
-    """The weights of one model, what its memory must know, and its graph."""
+    """The weights of one model, what its memory must know, and its graph.
+
+    A family whose layers have more than `NODES_PER_LAYER` nodes says so in ``nodes_per_layer``.
+    """
 
     @property
     def hparams(self) -> HParams:
@@ -26,3 +32,8 @@ class Architecture(Protocol):
     def build(self, b: GraphBuilder) -> Tensor | None:
         """Write down the graph; returns logits [n_vocab, n_outputs], or None if no outputs are wanted."""
         ...
+
+
+def nodes_per_layer(model: Architecture) -> int:
+    """Return the nodes that one layer of a model has at most."""
+    return int(getattr(model, "nodes_per_layer", NODES_PER_LAYER))

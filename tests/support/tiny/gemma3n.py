@@ -2,7 +2,7 @@
 
 The last layers have no K and V of their own and read those of an earlier layer. llama.cpp fixes what no key
 changes: layers from 20 on reuse, the first 10 have sparse activations, four streams, rank 64, 256 per-layer
-dims. So these files cannot be smaller than 21 layers, and they are of 4 to 6 MB.
+dims, logits capped at 30. So these files cannot be smaller than 21 layers, and they are of 4 to 6 MB.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Gemma3n(TinyTransformer):
     n_swa: int = 32
     pattern: int = 5
     rope_base: float = 1e6
-    cap_logits: float = 4.0
+    cap_logits: float = 30.0
 
     @property
     def windowed(self) -> list[bool]:
