@@ -16,13 +16,14 @@ from support.tiny.values import Rules, around, evenly, mixing
 
 @dataclass(frozen=True, kw_only=True)
 class Rwkv7(TinyTransformer):
-    """Heads of `head_dim`, which ggml wants to be a multiple of 32.
+    """Heads of `head_dim`, which ggml wants to be a multiple of 64: its widest vectors are this wide.
 
     The ranks are those of the small matrices behind decay, learning rate, value mix and gate.
     """
 
     arch: ClassVar[str] = "rwkv7"
-    head_dim: int = 32
+    n_embd: int = 128
+    head_dim: int = 64
     decay_rank: int = 16
     rate_rank: int = 8
     value_rank: int = 12
@@ -83,7 +84,7 @@ class Rwkv7(TinyTransformer):
 
 MODELS = {
     "rwkv7-3l": Rwkv7(seed=181, n_layer=3),
-    "rwkv7-2l-wide-64": Rwkv7(seed=182, n_layer=2, n_embd=128, head_dim=64, n_ff=160),
-    "rwkv7-4l-3heads": Rwkv7(seed=183, n_layer=4, n_embd=96, decay_rank=8, gate_rank=8),
+    "rwkv7-2l-wide-128": Rwkv7(seed=182, n_layer=2, n_embd=256, head_dim=128, n_ff=160),
+    "rwkv7-4l-3heads": Rwkv7(seed=183, n_layer=4, n_embd=192, decay_rank=8, gate_rank=8),
     "rwkv7-3l-f16": Rwkv7(seed=181, n_layer=3, matrices="f16"),
 }
