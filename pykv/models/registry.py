@@ -25,6 +25,7 @@ from pykv.models.mpt import Mpt
 from pykv.models.qwen2 import Qwen2
 from pykv.models.qwen2vl import Qwen2VL
 from pykv.models.qwen3 import Qwen3
+from pykv.models.qwen3next import Qwen3Next
 from pykv.models.rwkv7 import Rwkv7
 from pykv.models.weights import Weights
 
@@ -50,6 +51,7 @@ ARCHITECTURES: dict[str, Build] = {
     "falcon-h1": FalconH1,
     "jamba": Jamba,
     "rwkv7": Rwkv7,
+    "qwen3next": Qwen3Next,
 }
 
 
