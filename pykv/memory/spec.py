@@ -114,6 +114,8 @@ class LayerSpec:
             raise ParamError(f"rope.n_dims={self.rope.n_dims}{at} is more than n_embd_head_k={self.n_embd_head_k}")
         if self.k_only and self.n_embd_head_v > self.n_embd_head_k:
             raise ParamError(f"n_embd_head_v={self.n_embd_head_v} is no part of n_embd_head_k={self.n_embd_head_k}")
+        if self.k_only and self.rope is not None and rope_at < self.n_embd_head_v:
+            raise ParamError(f"rope_at={rope_at} would turn V, the first {self.n_embd_head_v} elements of each key")
 
     def _take_flags(self) -> None:
         for name in ("is_swa", "k_only"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,22 +12,21 @@ from support.naive_attention import NaiveKV
 from pykv.batch import Batch, BatchLimits, UBatch, validate
 from pykv.cells import SlotInfo
 from pykv.ggml import Arena, Backend, DType, Graph, GraphInput, Sched, cpu_device
-from pykv.memory import AttentionPath, KVCache, KVGraph, KVShape
-from pykv.memory.kv_context import KVContext
+from pykv.memory import AttentionPath, KVCache, KVGraph, KVShape, Memory
 
 F32Array = NDArray[np.float32]
 Token = tuple[int | tuple[int, ...], int]
 """Sequence ids and position."""
 
 
-def plan_batch(cache: KVCache, tokens: Sequence[Token], n_ubatch: int = 512) -> KVContext | None:
-    """Check a batch against the cache and find room for it; None if there is none."""
+def plan_batch(cache: Memory, tokens: Sequence[Token], n_ubatch: int = 512) -> Any:
+    """Check a batch against a memory and find room for it; None if there is none."""
     batch = Batch([1] * len(tokens), pos=[p for _, p in tokens], seq_id=[ids for ids, _ in tokens])
-    limits = BatchLimits(n_tokens_max=4096, n_vocab=2, n_seq_max=cache.settings.n_seq_max)
+    limits = BatchLimits(n_tokens_max=4096, n_vocab=2, n_seq_max=cache.n_seq_max)
     return cache.init_batch(validate(batch, limits, cache), n_ubatch)
 
 
-def store_positions(cache: KVCache, tokens: Sequence[Token], n_ubatch: int = 512) -> None:
+def store_positions(cache: Memory, tokens: Sequence[Token], n_ubatch: int = 512) -> None:
     """Write only the bookkeeping of some tokens."""
     plan = plan_batch(cache, tokens, n_ubatch)
     assert plan is not None, f"no room for {tokens}"
@@ -75,7 +75,7 @@ class KVScene:
         layer, n = self.cache.spec.layers[il], ubatch.n_tokens
         q = self._draw(n, self.n_head, layer.n_embd_head_k)
         k = self._draw(n, layer.n_head_kv, layer.n_embd_head_k)
-        v = self._draw(n, layer.n_head_kv, layer.n_embd_head_v)
+        v = k[:, :, : layer.n_embd_head_v] if layer.k_only else self._draw(n, layer.n_head_kv, layer.n_embd_head_v)
         self.last_k[il] = k
         naive = self.naive[il]
         for ids, p, one_k, one_v in zip(ubatch.seq_ids, ubatch.pos[0].tolist(), k, v, strict=True):
@@ -100,18 +100,16 @@ def run_layer(
     shape, slot, ubatch = where
     graph = Graph(Arena(96, 96))
     kv = KVGraph(graph, cache, shape, path)
-    given = [
-        GraphInput(graph.arena.tensor(DType.F32, x.shape[::-1], name))
-        for x, name in zip(qkv, ("q", "k", "v"), strict=True)
-    ]
-    kv.store(il, given[1].tensor, given[2].tensor)
+    arrays = qkv[:2] if cache.spec.layers[il].k_only else qkv
+    given = [GraphInput(graph.arena.tensor(DType.F32, x.shape[::-1], f"x{i}")) for i, x in enumerate(arrays)]
+    kv.store(il, *(one.tensor for one in given[1:]))
     out = kv.attend(il, given[0].tensor, float(1 / np.sqrt(qkv[0].shape[2]))).as_output()
     graph.expand(out)
     with Backend(cpu_device(), 1) as backend, Sched([backend], 96, [*cache.owners, graph.arena]) as sched:
         sched.allocate(graph)
         for one in (*given, *kv.inputs):
             one.bind()
-        for one, x in zip(given, qkv, strict=True):
+        for one, x in zip(given, arrays, strict=True):
             one.array[0] = x
             one.commit()
         kv.fill(slot, ubatch)

@@ -23,12 +23,14 @@ Pair = tuple[Array, Array]
 def draw(spec: MemorySpec, n: int, rng: np.random.Generator) -> list[Pair]:
     """Return random keys and values of `n` tokens, for each layer."""
 
-    def one(n_head: int, head: int) -> Array:
-        return rng.uniform(-1, 1, (n, n_head, head)).astype(np.float32)
+    def one(layer: LayerSpec) -> Pair:
+        k, v = (
+            rng.uniform(-1, 1, (n, layer.n_head_kv, head)).astype(np.float32)
+            for head in (layer.n_embd_head_k, layer.n_embd_head_v)
+        )
+        return k, k[:, :, : layer.n_embd_head_v] if layer.k_only else v
 
-    return [
-        (one(layer.n_head_kv, layer.n_embd_head_k), one(layer.n_head_kv, layer.n_embd_head_v)) for layer in spec.layers
-    ]
+    return [one(layer) for layer in spec.layers]
 
 
 def rotated(layer: LayerSpec, raw: NDArray[np.floating], pos: Sequence[int] | NDArray[np.integer]) -> NDArray:
@@ -36,7 +38,9 @@ def rotated(layer: LayerSpec, raw: NDArray[np.floating], pos: Sequence[int] | ND
     if layer.rope is None:
         return raw.astype(np.float64)
     factors = None if layer.rope_factors is None else layer.rope_factors.numpy().ravel().astype(np.float64)
-    return naive_rope(raw, np.asarray(pos, np.float64), factors=factors, **asdict(layer.rope))
+    front, back = np.split(raw.astype(np.float64), [layer.rope_at], axis=2)
+    back = naive_rope(back, np.asarray(pos, np.float64), factors=factors, **asdict(layer.rope))
+    return np.concatenate([front, back], axis=2)
 
 
 class RowWriter:
@@ -82,13 +86,13 @@ class _StoreGraph:
         self.cache, self.graph = cache, Graph(Arena(budget, budget))
         # how many cells a query looks at does not matter: nobody asks
         self.kv = KVGraph(self.graph, cache, shape, AttentionPath.FLASH)
-        self.given: list[tuple[GraphInput, GraphInput]] = []
+        self.given: list[tuple[GraphInput, ...]] = []
         arena, n = self.graph.arena, shape.n_tokens
         for il, layer in enumerate(cache.spec.layers):
             k = GraphInput(arena.tensor(DType.F32, (layer.n_embd_head_k, layer.n_head_kv, n), f"k{il}"))
             v = GraphInput(arena.tensor(DType.F32, (layer.n_embd_head_v, layer.n_head_kv, n), f"v{il}"))
-            self.kv.store(il, k.tensor, v.tensor)
-            self.given.append((k, v))
+            self.kv.store(il, k.tensor, None if layer.k_only else v.tensor)
+            self.given.append((k,) if layer.k_only else (k, v))
         self.sched = Sched([backend], budget, [*cache.owners, arena])
         self.sched.allocate(self.graph)
         for one in (*(one for pair in self.given for one in pair), *self.kv.inputs):
@@ -97,7 +101,7 @@ class _StoreGraph:
     def run(self, slot: SlotInfo, ubatch: UBatch, raw: Sequence[Pair]) -> None:
         for il, (pair, inputs) in enumerate(zip(raw, self.given, strict=True)):
             arrays = (rotated(self.cache.spec.layers[il], pair[0], ubatch.pos[0]), pair[1])
-            for one, array in zip(inputs, arrays, strict=True):
+            for one, array in zip(inputs, arrays, strict=False):  # V may be read out of K
                 one.array[0] = array
                 one.commit()
         self.kv.fill(slot, ubatch)
