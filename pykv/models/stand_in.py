@@ -131,9 +131,9 @@ class StandInGraph:
                 continue
             n_head, head_k, head_v = self._n_head[il], layer.n_embd_head_k, layer.n_embd_head_v
             h = b.rms_norm(x, self._ones, EPS)
-            q = b.rope(il, _cut(b, h, 0, n_head, head_k))
-            k = b.rope(il, _cut(b, h, OFFSET, layer.n_head_kv, head_k))
-            v = _cut(b, h, 2 * OFFSET, layer.n_head_kv, head_v)
+            q = _turned(b, il, _cut(b, h, 0, n_head, head_k))
+            k = _turned(b, il, _cut(b, h, OFFSET, layer.n_head_kv, head_k))
+            v = None if layer.k_only else _cut(b, h, 2 * OFFSET, layer.n_head_kv, head_v)
             b.kv.store(il, k, v)
             if il == self._last and b.shape.n_outputs == 0:
                 return None  # later tokens only need what has been stored
@@ -152,6 +152,16 @@ def _cut(b: GraphBuilder, x: Tensor, offset: int, n_head: int, head: int) -> Ten
     strides = (size * head, size * n, size * n * n_tokens)
     arena = b.graph.arena
     return ops.cont(arena, ops.view(arena, x, (head, n_head, n_tokens, 1), strides, size * offset))
+
+
+def _turned(b: GraphBuilder, il: int, x: Tensor) -> Tensor:
+    """Return the heads [head, n_head, n_tokens] rotated from where the layer's are."""
+    at, size, arena = b.layers[il].rope_at, x.dtype.row_size, b.arena
+    if not at:
+        return b.rope(il, x)
+    front = ops.view(arena, x, (at, *x.ne[1:]), x.nb[1:])
+    back = ops.view(arena, x, (x.ne[0] - at, *x.ne[1:]), x.nb[1:], size(at))
+    return ops.concat(arena, front, b.rope(il, back), 0)
 
 
 def _table(n: int) -> F32Array:

@@ -47,7 +47,8 @@ class NaiveStandIn:
             q = h[: n_head * layer.n_embd_head_k].reshape(n_head, -1)
             k = h[32 : 32 + layer.n_embd_k].reshape(layer.n_head_kv, -1)
             v = h[64 : 64 + layer.n_embd_v].reshape(layer.n_head_kv, -1)
-            kv.store(seq, pos, _turn(layer, k, pos), v)
+            k = _turn(layer, k, pos)
+            kv.store(seq, pos, k, k[:, : layer.n_embd_head_v] if layer.k_only else v)
             seen = kv.attend(seq, pos, _turn(layer, q, pos)).reshape(-1)
             x = x + _norm(np.concatenate([seen, np.zeros(self.width - seen.size)]))
         return self.table @ _norm(x)
@@ -61,7 +62,9 @@ def _turn(layer, heads, pos):
     rope = layer.rope
     if rope is None:
         return heads
-    return naive_rope(heads[None], np.array([pos]), n_dims=rope.n_dims, mode=rope.mode, freq_base=rope.freq_base)[0]
+    front, back = np.split(heads, [layer.rope_at], axis=1)
+    given = {"n_dims": rope.n_dims, "mode": rope.mode, "freq_base": rope.freq_base}
+    return np.concatenate([front, naive_rope(back[None], np.array([pos]), **given)[0]], axis=1)
 
 
 UNEVEN = MemorySpec(
@@ -71,7 +74,17 @@ UNEVEN = MemorySpec(
         LayerSpec(4, 32, 16, RopeParams(32, "neox", freq_base=500.0)),
     )
 )
-SHAPES = {"two-layers": SHAPE, "uneven": StandInShape((4, 3, 4), 512, spec_record(UNEVEN))}
+LATENT = MemorySpec(
+    layers=(
+        LayerSpec(1, 48, 32, RopeParams(16), rope_at=32, k_only=True),
+        LayerSpec(2, 48, 32, RopeParams(16, "neox"), rope_at=16),
+    )
+)
+SHAPES = {
+    "two-layers": SHAPE,
+    "uneven": StandInShape((4, 3, 4), 512, spec_record(UNEVEN)),
+    "latent": StandInShape((4, 4), 512, spec_record(LATENT)),
+}
 
 
 @pytest.mark.parametrize("name", SHAPES)
