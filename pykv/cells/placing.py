@@ -13,6 +13,8 @@ from pykv.batch.ubatch import UBatch
 from pykv.cells.cell_table import NO_TOKEN
 from pykv.cells.kv_cells import CellSnapshot, KVCells
 from pykv.cells.seq_cells import ends
+from pykv.cells.slot import usable
+from pykv.cells.window import Window
 from pykv.errors import ParamError
 from pykv.typing import NO_POS, POS_INF, I32Array, I64Array
 
@@ -64,8 +66,8 @@ def check_positions(ubatch: UBatch) -> None:
         raise ParamError(f"ubatch: has position {lo if lo < 0 else hi}, the limits are 0 and {POS_INF - 1}")
 
 
-def check_writable(cells: KVCells, idxs: I64Array) -> None:
-    """Refuse to overwrite a cell that several sequences share, or that none owns.
+def check_writable(cells: KVCells, idxs: I64Array, window: Window) -> None:
+    """Refuse to overwrite a cell that none owns, or that several sequences share and one of them still sees.
 
     Raises
     ------
@@ -76,7 +78,9 @@ def check_writable(cells: KVCells, idxs: I64Array) -> None:
         return
     kept = (cells.pos[idxs] != NO_POS) & (cells.n_owners[idxs] != 1)
     if np.count_nonzero(kept):
-        raise ParamError(f"slot: cells {idxs[kept]} are occupied and have not exactly one owner")
+        kept &= ~usable(cells, 0, cells.n, window)[idxs]
+        if np.count_nonzero(kept):
+            raise ParamError(f"slot: cells {idxs[kept]} are occupied, and have no owner or one who sees them")
 
 
 def place(cells: KVCells, idxs: I64Array, part: Part, journal: Journal | None) -> None:

@@ -32,6 +32,17 @@ def missing_before(cells: KVCells, seq_id: int, p: int, window: Window) -> tuple
     return (int(gaps[0]), int(gaps[-1])) if gaps.size else None
 
 
+def kept_points(whole: KVCells, windowed: KVCells, seq_id: int, p: int, window: Window) -> BoolArray:
+    """Return (p + 1,) at which a sequence can end so that the next token finds all of `whole` that its window shows.
+
+    `windowed` has lost some of the cells of `whole`, and none that `whole` has not.
+    """
+    counts = [np.bincount(cells.pos[cells.find(seq_id, 0, p)], minlength=p) for cells in (whole, windowed)]
+    n_lost = np.concatenate(([0], np.cumsum(counts[0] - counts[1])))  # below each position
+    is_end = np.concatenate(([True], counts[0] > 0))
+    return np.asarray(is_end & (n_lost == n_lost[_first_seen(window, np.arange(p + 1))]))
+
+
 def _first_seen(window: Window, at: I64Array) -> I64Array:
     """Return (k,) the first position that tokens at these positions see."""
     return np.asarray(np.maximum(np.zeros_like(at), window.span(at)[0]))

@@ -91,18 +91,20 @@ def find_cells(cells: KVCells, head: int, n: int, window: Window, cont: bool) ->
 def usable(cells: KVCells, start: int, end: int, window: Window) -> BoolArray:
     """Tell which cells of ``[start, end)`` may be written.
 
-    Those are the empty ones, and those with one owner whose next token the window hides them from.
+    Those are the empty ones, and those that the window hides from the next token of every owner.
     """
+    # differs from llama.cpp: there a cell of several owners is kept for good, so that after some forks of a
+    # conversation a window cache is full of tokens that nobody sees
     pos = cells.pos[start:end]
     free: BoolArray = pos == NO_POS
     if window.type is SwaType.NONE or np.count_nonzero(free) == free.size:
         return free
-    single = cells.n_owners[start:end] == 1
+    hidden: BoolArray = cells.n_owners[start:end] > 0
     for s in cells.sequences():
-        own = cells.member(s)[start:end] & single
+        own = cells.member(s)[start:end]
         if np.count_nonzero(own):
-            free |= own & window.masked(pos, cells.pos_max(s) + 1)
-    return free
+            hidden &= ~own | window.masked(pos, cells.pos_max(s) + 1)
+    return free | hidden
 
 
 def _first_cells(free: BoolArray, head: int, n: int) -> I64Array | None:

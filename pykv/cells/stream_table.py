@@ -143,12 +143,15 @@ class StreamTable:
     def bookmark(self) -> Undo:
         """Return what puts cells, heads and pending copies back to what they are now."""
         journal, heads, copies = Journal(), self.heads.copy(), self.pending_copies.copy()
+        shifting = [cells.has_shift for cells in self.cells]
         for cells in self.cells:
             journal.note(cells, np.arange(cells.n))
 
         def undo() -> None:
             self.n_changes += 1
             journal.undo()
+            for cells, has_shift in zip(self.cells, shifting, strict=True):
+                cells.has_shift = has_shift
             self.heads[:], self.pending_copies[:] = heads, copies
 
         return undo
@@ -204,7 +207,7 @@ class StreamTable:
         for s in ubatch.seq_id_unq:
             self.stream_of(s)
         for stream, idxs in zip(slot.streams, slot.idxs, strict=True):
-            check_writable(self.cells[stream], idxs)
+            check_writable(self.cells[stream], idxs, self.window)
         with_ext = ext_always or ubatch.is_pos_2d or ubatch.token is not None
         part = Part(ubatch, slice(0, n), with_ext, embd_tok)
         for k, stream in enumerate(slot.streams):

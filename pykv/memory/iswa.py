@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from pykv.batch import UBatch, ValidBatch
-from pykv.cells import NO_WINDOW, CellsView, SlotInfo, SwaType
+from pykv.cells import NO_WINDOW, CellsView, SlotInfo, SwaType, kept_points
 from pykv.cells.arguments import integer
 from pykv.errors import BatchError, ParamError
 from pykv.ggml import BufferType, Graph, GraphInput, Tensor
@@ -73,6 +75,9 @@ class ISWACache(MemoryParts):
         except BaseException:
             self.base.close()
             raise
+        if swa_full:
+            # differs from llama.cpp: there cells outside the window are overwritten even so, once there are holes
+            self.swa.streams.window = NO_WINDOW
         super().__init__(spec, (self.base, self.swa), guard)
         self.settings = settings
         self._cut: set[int] = set()  # sequences whose window may lack tokens
@@ -128,7 +133,8 @@ class ISWACache(MemoryParts):
 
         Raises
         ------
-        BatchError : the window lacks tokens that the batch would see; or as in `KVCache.init_batch`.
+        BatchError : a cut has brought tokens into sight that were overwritten; the message tells from where to decode
+            again. Or as in `KVCache.init_batch`.
         ContextLengthExceeded : as there.
         """
         self.begin_batch(batch)
@@ -200,9 +206,16 @@ class ISWACache(MemoryParts):
 
     def can_shift(self) -> ShiftSupport:
         """Return whether positions can be moved, and if not, why."""
+        # differs from llama.cpp: caches of unlike sizes can too, since a window moves with the tokens that it ends at;
+        # where a shift brings other tokens into it, decoding is refused
         return self.base.can_shift()
 
     # inspection
+
+    @property
+    def used(self) -> str:
+        """How full both caches are, in words."""
+        return f"without a window {self.base.used}; with one {self.swa.used}"
 
     def half(self, il: int) -> KVCache:
         """Return the cache that holds a layer's K and V.
@@ -254,16 +267,26 @@ class ISWACache(MemoryParts):
         self._cut.update(seqs)
 
     def _check_windows(self, batch: ValidBatch) -> None:
-        """Refuse tokens whose window lacks what a cut has taken."""
+        """Refuse tokens whose window lacks what had been overwritten before a cut brought it back into sight.
+
+        What was removed from both caches may be missing: whoever removed it does not want it seen.
+        """
         for seq_id in self._cut.intersection(batch.seq_id_unq):
-            first = int(batch.pos[0][batch.seq_first == seq_id].min())
-            answer = self.swa.resumable(seq_id, first)
-            if not answer:
-                raise BatchError(
-                    f"sequence {seq_id} cannot go on at {first}: {answer.detail}; cut it back to "
-                    f"{self.resumable(seq_id, first).largest} and decode the tokens from there again"
-                )
+            mine = [seq_id in ids for ids in batch.seq_ids] if batch.has_coupled else batch.seq_first == seq_id
+            self._check_window(seq_id, int(batch.pos[0][mine].min()))
             self._cut.discard(seq_id)
+
+    def _check_window(self, seq_id: int, p: int) -> None:
+        first = max(0, int(self.spec.window.span(p)[0]))
+        base, swa = (part.streams.cells[part.streams.stream_of(seq_id)] for part in (self.base, self.swa))
+        n_lost = base.find(seq_id, first, p).size - swa.find(seq_id, first, p).size
+        if n_lost:
+            largest = int(np.flatnonzero(kept_points(base, swa, seq_id, p, self.spec.window))[-1])
+            raise BatchError(
+                f"sequence {seq_id} cannot go on at {p}: {n_lost} of the tokens at positions {first} to {p - 1}, which "
+                f"a window of {self.spec.window.n_swa} shows, were overwritten; remove it from {largest} on and decode "
+                "the tokens from there again"
+            )
 
 
 class ISWAGraph(MemoryGraph):

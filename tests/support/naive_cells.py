@@ -195,10 +195,8 @@ class NaiveStreams:
                 return None
 
     def left_window(self, cells: NaiveCells, i: int) -> bool:
-        if len(cells.seq[i]) != 1:
-            return False
-        (q,) = cells.seq[i]
-        return masked_swa(self.n_swa, self.kind, cells.pos[i], cells.pos_max(q) + 1)
+        hidden = [masked_swa(self.n_swa, self.kind, cells.pos[i], cells.pos_max(q) + 1) for q in cells.seq[i]]
+        return bool(hidden) and all(hidden)
 
     def apply(self, slot: list[tuple[int, list[int]]], ub: UBatch, tokens: list[int] | None = None) -> None:
         """Store a ubatch; `tokens` tells what is written to the rows."""
@@ -209,8 +207,8 @@ class NaiveStreams:
             for j, c in enumerate(idxs):
                 i = k * n + j
                 if not cells.empty(c):
-                    (q,) = cells.seq[c]
-                    lost[q] = max(lost.get(q, -1), cells.pos[c])
+                    for q in cells.seq[c]:
+                        lost[q] = max(lost.get(q, -1), cells.pos[c])
                     cells.rm(c)
                 cells.pos_set(c, int(ub.pos[0, i]))
                 cells.token[c] = tokens[i] if tokens else 0
