@@ -14,6 +14,7 @@ from pykv.errors import ParamError
 
 if TYPE_CHECKING:
     from pykv.gguf import GGUFFile
+    from pykv.memory import MemorySpec
     from pykv.models.hparams import HParams
 
 EXAMPLE = "pykv inspect model.gguf --ctx 8192"
@@ -21,6 +22,9 @@ EXAMPLE = "pykv inspect model.gguf --ctx 8192"
 KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
 N_CTX_STEP = 256
 """A context's size is rounded up to a multiple of this."""
+
+N_UBATCH = 512
+"""Tokens that a context computes at once by default; window caches have room for them."""
 
 DEFAULT_CONTEXTS = (2048, 8192, 32768, 131072)
 
@@ -36,7 +40,7 @@ def command(
 ) -> None:
     """Show what a GGUF file holds.
 
-    With the bytes of its KV memory per context size and element type. Loads no weights.
+    With the bytes of its memory per context size and element type, for one sequence. Loads no weights.
     """
     from pykv.gguf import GGUFFile
     from pykv.models.hparams import HParams
@@ -44,7 +48,8 @@ def command(
     with GGUFFile(model_path(model)) as file:
         hparams = HParams.from_gguf(file)
         shape = _shape(file, hparams)
-        costs = {n_ctx: _costs(hparams, n_ctx) for n_ctx in ctx or _contexts(hparams.n_ctx_train)}
+        spec = _spec(file, hparams)
+        costs = {n_ctx: _costs(spec, n_ctx) for n_ctx in ctx or _contexts(hparams.n_ctx_train)}
         keys = {key: _short(file.metadata[key]) for key in file.metadata} if metadata else {}
     if json:
         write_json(shape | {"kv_nbytes": costs} | ({"metadata": keys} if metadata else {}))
@@ -82,19 +87,32 @@ def _contexts(n_ctx_train: int) -> tuple[int, ...]:
     return (*(n for n in DEFAULT_CONTEXTS if n < n_ctx_train), n_ctx_train)
 
 
-def _costs(hparams: HParams, n_ctx: int) -> dict[str, int | None]:
+def _spec(file: GGUFFile, hparams: HParams) -> MemorySpec:
+    """Return what the model remembers of each token; of a family that pykv does not run, one full-size cache."""
+    from pykv.ggml import cpu_device
+    from pykv.memory import LayerSpec, MemorySpec
+    from pykv.models import ARCHITECTURES, Keys, Placement, RopeRequest, Weights, derive_rope
+
+    build = ARCHITECTURES.get(hparams.architecture)
+    if build is None:
+        heads = hparams.n_embd_head_k, hparams.n_embd_head_v
+        return MemorySpec(tuple(LayerSpec(n, *heads) for n in hparams.n_head_kv_by_layer))
+    cpu = cpu_device()
+    weights = Weights(file, Placement(cpu, (cpu,) * hparams.n_layer, cpu))
+    rope = derive_rope(hparams, RopeRequest(), hparams.n_ctx_train)
+    return build(hparams, weights, Keys(file)).memory_spec(rope)
+
+
+def _costs(spec: MemorySpec, n_ctx: int) -> dict[str, int | None]:
     """Return the bytes of a context for each element type, None where the type does not fit."""
-    from pykv.memory.kv_plan import KVPlan
-    from pykv.memory.kv_settings import KVSettings
-    from pykv.memory.spec import LayerSpec, MemorySpec
+    from pykv.memory import KVSettings, MemorySettings, memory_plan
 
     n_cells = -(-n_ctx // N_CTX_STEP) * N_CTX_STEP
-    layers = (LayerSpec(n, hparams.n_embd_head_k, hparams.n_embd_head_v) for n in hparams.n_head_kv_by_layer)
-    spec = MemorySpec(layers=tuple(layers))
     costs: dict[str, int | None] = {}
     for kind in KV_TYPES:
         try:
-            costs[kind] = KVPlan(spec, KVSettings(n_cells, type_k=kind, type_v=kind)).nbytes
+            settings = MemorySettings(KVSettings(n_cells, type_k=kind, type_v=kind), min(n_ctx, N_UBATCH))
+            costs[kind] = memory_plan(spec, settings).nbytes
         except ParamError:
             costs[kind] = None
     return costs
@@ -130,7 +148,7 @@ def _show(shape: dict[str, Any], costs: dict[int, dict[str, int | None]], keys: 
     ):
         facts.add_row(name, Text(str(value)))
     out.print(facts)
-    table = Table("context", *KV_TYPES, title="KV memory, K and V of the same type")
+    table = Table("context", *KV_TYPES, title="memory of one sequence, K and V of the same type")
     for n_ctx, row in costs.items():
         table.add_row(str(n_ctx), *("-" if nbytes is None else size(nbytes) for nbytes in row.values()))
     for column in table.columns:

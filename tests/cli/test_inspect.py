@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.tiny.registry import BY_NAME
 from support.tiny_gguf import TinyModel
 from typer.testing import CliRunner
 
@@ -89,3 +90,18 @@ def test_file_that_is_no_gguf_is_one_line(tmp_path, content):
     assert result.exit_code == 1
     assert result.stderr.startswith("pykv: error: ")
     assert "next: check that the file is a whole GGUF file" in result.stderr
+
+
+def test_layers_with_a_window_cost_what_the_window_needs(write_tiny):
+    model = BY_NAME["gemma3-4l-w16-every2"]
+    row = json.loads(inspect(str(write_tiny(model)), "--json", "-c", "2048").stdout)["kv_nbytes"]["2048"]
+    per_cell = 2 * 2 * model.n_head_kv * model.head_dim  # K and V, f16
+    # a window of 16 and 512 tokens at once come to 768 cells in every other layer
+    assert row["f16"] == per_cell * (2 * 768 + 2 * 2048)
+
+
+def test_states_cost_the_same_at_every_context(write_tiny):
+    costs = json.loads(inspect(str(write_tiny(BY_NAME["mamba-4l"])), "--json", "-c", "256", "-c", "4096").stdout)
+    rows = list(costs["kv_nbytes"].values())
+    assert rows[0] == rows[1]
+    assert len(set(rows[0].values())) == 1
