@@ -92,14 +92,15 @@ class GptOss:
             if is_last and b.shape.n_outputs == 0:
                 b.observe(il, q, scale, layer.sinks)
                 return None  # later tokens only need what has been stored
-            h = b.linear(b.attend(il, q, scale, layer.sinks), layer.out.weight, layer.out.bias)
+            h = affine(b, b.attend(il, q, scale, layer.sinks), layer.out)
             if is_last:
                 h, x = b.select_outputs(h), b.select_outputs(x)
             x = b.add(h, x)
             h = b.rms_norm(x, layer.ffn_norm, hp.norm_rms_eps)
-            x = b.add(mix_experts(b, h, layer.experts, self.routing, _activate), x)
+            x = b.add(mix_experts(b, h, layer.experts, self.routing, oai_gate), x)
         return b.linear(b.rms_norm(x, self.output_norm, hp.norm_rms_eps), self.output)
 
 
-def _activate(b: GraphBuilder, gate: Tensor, up: Tensor) -> Tensor:
+def oai_gate(b: GraphBuilder, gate: Tensor, up: Tensor) -> Tensor:
+    """Return the experts' activation: both are cut off, and the second counts one more than it is."""
     return ops.swiglu_oai(b.arena, gate, up, ALPHA, LIMIT)

@@ -94,7 +94,7 @@ def test_a_long_prompt_and_single_tokens_after_it(pair_of: Callable[..., Pair], 
 
 
 def test_outputs_in_the_middle_and_none_at_all(pair_of: Callable[..., Pair]) -> None:
-    with pair_of() as pair:
+    with pair_of(flash_attn=True) as pair:
         decode(pair, OracleBatch.of(TOKENS[:90], logits=[i in (3, 70, 71) for i in range(90)]))
         pair.ours.decode(pykv.Batch(TOKENS[90:120], logits=np.zeros(30, dtype=bool)))
         pair.theirs.decode(OracleBatch.of(TOKENS[90:120], 90, logits="none"))

@@ -1,6 +1,6 @@
 """DeepSeek 2 and 3: latent attention, where K and V of all heads are read out of one short vector per token.
 
-`attn_k_b` and `attn_v_b` are separate and per head, as converters store them today.
+`attn_k_b` and `attn_v_b` are separate and per head, as converters store them today; older files have one `attn_kv_b`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ class DeepSeek2(TinyTransformer):
         the small models, 26 and 27; elsewhere it is written as 0.
     nope_dim, rope_dim, v_dim : per head: dims of K without RoPE, with RoPE (one for all heads), dims of V.
     is_v3 : router weights by sigmoid, with a bias that counts for the choice only.
+    is_absorbed : the file is of today's kind.
+    is_merged : gate and up of the experts are one tensor.
+    n_group, n_group_used : experts come in groups, 0 = not.
+    temperature : by how much queries grow every 50 positions, as in Mistral Large.
     """
 
     arch: ClassVar[str] = "deepseek2"
@@ -38,6 +42,11 @@ class DeepSeek2(TinyTransformer):
     n_ff_exp: int = 32
     is_v3: bool = False
     yarn_factor: float = 1.0
+    is_absorbed: bool = True
+    is_merged: bool = False
+    n_group: int = 0
+    n_group_used: int = 0
+    temperature: float = 0.0
 
     @property
     def routing(self) -> tuple[int, int]:
@@ -46,12 +55,7 @@ class DeepSeek2(TinyTransformer):
     def hparams(self) -> Hparams:
         found = {
             **self.basics(),
-            Keys.Attention.HEAD_COUNT: self.n_head,
-            Keys.Attention.HEAD_COUNT_KV: 1,
-            Keys.Attention.KEY_LENGTH: self.kv_rank + self.rope_dim,
-            Keys.Attention.VALUE_LENGTH: self.kv_rank,
-            Keys.Attention.KEY_LENGTH_MLA: self.nope_dim + self.rope_dim,
-            Keys.Attention.VALUE_LENGTH_MLA: self.v_dim,
+            **self._head_keys(),
             Keys.Attention.KV_LORA_RANK: self.kv_rank,
             Keys.Attention.LAYERNORM_RMS_EPS: self.rms_eps,
             Keys.Rope.DIMENSION_COUNT: self.rope_dim,
@@ -59,11 +63,38 @@ class DeepSeek2(TinyTransformer):
         }
         if self.q_rank or self.n_layer not in {26, 27}:
             found[Keys.Attention.Q_LORA_RANK] = self.q_rank
-        return found | self._expert_keys() | self._yarn_keys()
+        return found | self._expert_keys() | self._yarn_keys() | self._temperature_keys()
+
+    def _head_keys(self) -> Hparams:
+        head_k = self.nope_dim + self.rope_dim
+        if not self.is_absorbed:
+            return {
+                Keys.Attention.HEAD_COUNT: self.n_head,
+                Keys.Attention.HEAD_COUNT_KV: self.n_head,
+                Keys.Attention.KEY_LENGTH: head_k,
+                Keys.Attention.VALUE_LENGTH: self.v_dim,
+            }
+        return {
+            Keys.Attention.HEAD_COUNT: self.n_head,
+            Keys.Attention.HEAD_COUNT_KV: 1,
+            Keys.Attention.KEY_LENGTH: self.kv_rank + self.rope_dim,
+            Keys.Attention.VALUE_LENGTH: self.kv_rank,
+            Keys.Attention.KEY_LENGTH_MLA: head_k,
+            Keys.Attention.VALUE_LENGTH_MLA: self.v_dim,
+        }
+
+    def _temperature_keys(self) -> Hparams:
+        if not self.temperature:
+            return {}
+        return {
+            Keys.Attention.TEMPERATURE_SCALE: self.temperature,
+            "{arch}.attention.temperature_length": 50,
+        }
 
     def _expert_keys(self) -> Hparams:
         kinds = gguf.ExpertGatingFuncType
-        return {
+        groups = {Keys.LLM.EXPERT_GROUP_COUNT: self.n_group, Keys.LLM.EXPERT_GROUP_USED_COUNT: self.n_group_used}
+        return (groups if self.n_group else {}) | {
             Keys.LLM.LEADING_DENSE_BLOCK_COUNT: self.n_dense,
             Keys.LLM.EXPERT_COUNT: self.n_expert,
             Keys.LLM.EXPERT_USED_COUNT: self.n_expert_used,
@@ -99,16 +130,21 @@ class DeepSeek2(TinyTransformer):
             shapes |= {"attn_q_b.weight": (q, self.q_rank)}
         else:
             shapes |= {"attn_q.weight": (q, d)}
+        if self.is_absorbed:
+            shapes |= {"attn_k_b.weight": (heads, rank, self.nope_dim), "attn_v_b.weight": (heads, self.v_dim, rank)}
+        else:
+            shapes |= {"attn_kv_b.weight": (heads * (self.nope_dim + self.v_dim), rank)}
         return shapes | {
             "attn_kv_a_mqa.weight": (rank + self.rope_dim, d),
             "attn_kv_a_norm.weight": (rank,),
-            "attn_k_b.weight": (heads, rank, self.nope_dim),
-            "attn_v_b.weight": (heads, self.v_dim, rank),
             "attn_output.weight": (d, heads * self.v_dim),
         }
 
     def _experts(self) -> Shapes:
         shapes = blocks.experts(self.n_embd, self.n_ff_exp, self.n_expert)
+        if self.is_merged:
+            del shapes["ffn_gate_exps.weight"], shapes["ffn_up_exps.weight"]
+            shapes["ffn_gate_up_exps.weight"] = (self.n_expert, 2 * self.n_ff_exp, self.n_embd)
         shapes |= blocks.gated_ffn(self.n_embd, self.n_ff_exp * self.n_shared, "_shexp")
         return shapes | ({"exp_probs_b.bias": (self.n_expert,)} if self.is_v3 else {})
 
@@ -117,7 +153,7 @@ class DeepSeek2(TinyTransformer):
         return (
             ("*attn_output.weight", added),
             ("*ffn_down*.weight", added),
-            ("*exp_probs_b.bias", around(0.0, 0.02)),
+            ("*exp_probs_b.bias", around(0.0, 0.1 if self.n_group else 0.02)),  # in a group, more are nearly equal
             ("*attn_q_b.weight", mixing(2.0)),
             ("*attn_kv_a_mqa.weight", mixing(1.5)),
             ("*attn_k_b.weight", mixing(1.5 * (self.nope_dim / self.kv_rank) ** 0.5)),  # the rank is summed over
@@ -144,5 +180,10 @@ MODELS = {
     ),
     "deepseek2-27l-lite": DeepSeek2(seed=145, n_layer=27, n_embd=32, n_head=2, n_ff=48, n_ff_exp=16),
     "deepseek2-3l-yarn": DeepSeek2(seed=144, n_layer=3, yarn_factor=8.0),
+    "deepseek2-3l-groups-merged": DeepSeek2(
+        seed=147, n_layer=3, n_expert=8, n_expert_used=3, n_group=2, n_group_used=1, is_v3=True, is_merged=True
+    ),
+    "deepseek2-3l-unabsorbed": DeepSeek2(seed=148, n_layer=3, is_absorbed=False, temperature=0.3),
+    "deepseek2-3l-temperature": DeepSeek2(seed=149, n_layer=3, temperature=0.3),
     "deepseek2-3l-qrank-f16": DeepSeek2(seed=146, n_layer=3, q_rank=24, matrices="f16"),
 }
