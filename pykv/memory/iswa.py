@@ -14,7 +14,7 @@ import numpy as np
 from pykv.batch import UBatch, ValidBatch
 from pykv.cells import NO_WINDOW, CellsView, SlotInfo, SwaType, kept_points
 from pykv.cells.arguments import integer
-from pykv.errors import BatchError, ParamError
+from pykv.errors import BatchError, NoSlotError, ParamError, ShiftUnsupported
 from pykv.ggml import BufferType, Graph, GraphInput, Tensor
 from pykv.memory import splits
 from pykv.memory.attention import AttentionPlan
@@ -25,8 +25,9 @@ from pykv.memory.kv_graph import KVGraph
 from pykv.memory.kv_plan import KVPlan
 from pykv.memory.kv_settings import KVSettings
 from pykv.memory.memory_graph import MemoryGraph
-from pykv.memory.parts import MemoryParts, PartsContext, PartsShape
+from pykv.memory.parts import MemoryParts, Part, PartsContext, PartsShape
 from pykv.memory.shift_support import ShiftSupport
+from pykv.memory.snapshot import Piece
 from pykv.memory.spec import MemorySpec
 from pykv.memory.stored_kv import StoredKV
 from pykv.memory.verb import verb
@@ -179,19 +180,19 @@ class ISWACache(MemoryParts):
     @verb
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Let `dst` hold a range of `src` too, in both caches or in none; errors as in `KVCache.seq_cp`."""
-        self._all_or_none(lambda part: part.seq_cp(src, dst, p0, p1))
+        self._all_or_none(lambda part: self._with_room(part, lambda: part.seq_cp(src, dst, p0, p1)))
         self._suspect(dst)
 
     @verb
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Move the positions of a range by `delta`, in both caches or in none; errors as in `KVCache.seq_add`."""
-        self._all_or_none(lambda part: part.seq_add(seq_id, p0, p1, delta))
+        self._all_or_none(lambda part: self._with_room(part, lambda: part.seq_add(seq_id, p0, p1, delta)))
         self._suspect(seq_id)
 
     @verb
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Divide the positions of a range by `d`, in both caches or in none; errors as in `KVCache.seq_add`."""
-        self._all_or_none(lambda part: part.seq_div(seq_id, p0, p1, d))
+        self._all_or_none(lambda part: self._with_room(part, lambda: part.seq_div(seq_id, p0, p1, d)))
         self._suspect(seq_id)
 
     def pos_min(self, seq_id: int) -> int:
@@ -209,6 +210,11 @@ class ISWACache(MemoryParts):
         # differs from llama.cpp: caches of unlike sizes can too, since a window moves with the tokens that it ends at;
         # where a shift brings other tokens into it, decoding is refused
         return self.base.can_shift()
+
+    def take(self, seq_id: int, position: int, on: str) -> Piece:
+        """See `Snapshots.take`; raises `BatchError` where a token at `position` would miss what was overwritten."""
+        self._check_window(seq_id, position)
+        return super().take(seq_id, position, on)
 
     # inspection
 
@@ -261,6 +267,25 @@ class ISWACache(MemoryParts):
         return f"base {self.base.dump(stream)}\nswa  {self.swa.dump(stream)}"
 
     # mechanism
+
+    def _with_room(self, part: Part, act: Callable[[], None]) -> None:
+        """Do something that needs free cells; where the window cache has none, it first forgets what nobody sees."""
+        try:
+            act()
+        except (NoSlotError, ShiftUnsupported):
+            if part is not self.swa or not self._forget_unseen():
+                raise
+            act()
+
+    def _forget_unseen(self) -> bool:
+        """Take from each sequence the cells that the window hides from its next token; False if none became empty."""
+        streams, window = self.swa.streams, self.spec.window
+        n_used = sum(cells.n_used for cells in streams.cells)
+        for seq_id in range(self.n_seq_max):
+            first = int(window.span(streams.pos_max(seq_id) + 1)[0])
+            if first > 0:
+                streams.seq_rm(seq_id, 0, first)
+        return sum(cells.n_used for cells in streams.cells) < n_used
 
     def _suspect(self, seq_id: int) -> None:
         seqs = range(self.settings.n_seq_max) if seq_id == -1 else (int(seq_id),)
