@@ -38,7 +38,8 @@ def rotation_sizes(spec: MemorySpec, plan: KVPlan) -> tuple[int, int]:
     first = spec.layers[0]  # decides even where it is not in this cache
     rot_k = rot_v = 0
     if plan.type_k.is_quantized and _have_blocks(heads_k, first.n_embd_head_k):
-        # V that is the front of K's heads is mapped back with it, so that blocks must end where it ends
+        # differs from llama.cpp: K that is read as V too is rotated like other K (there: not, but a K-shift undoes a
+        # rotation), because quantisation loses less; V is mapped back with it, so that blocks must end where it ends
         rot_k = _largest_power_of_two_in(math.gcd(*heads_k, *heads_in_k))
         rot_k = rot_k if rot_k >= MIN_BLOCK else 0
     if plan.type_v.is_quantized and _have_blocks(heads_v, first.n_embd_head_v):

@@ -14,7 +14,7 @@ import pytest
 
 from pykv.errors import GGUFError, UnknownArchitectureError
 from pykv.gguf import GGUFFile
-from pykv.models import ARCHITECTURES, HParams, Keys, find_architecture
+from pykv.models import HParams, Keys, find_architecture
 from pykv.models.hparams import refuse_experts, refuse_headless_layers
 from pykv.models.llama import Llama
 
@@ -249,7 +249,6 @@ def test_no_embedding_no_vocabulary(read: Write) -> None:
 
 
 def test_unknown_families_are_refused_with_those_there_are() -> None:
-    with pytest.raises(UnknownArchitectureError, match=r"'mamba' is not supported; known: llama, qwen2, qwen3"):
-        find_architecture("mamba")
+    with pytest.raises(UnknownArchitectureError, match=r"'clip' is not supported; known: bloom, deepseek2, .*qwen3"):
+        find_architecture("clip")
     assert find_architecture("llama") is Llama
-    assert all(issubclass(family, Llama) for family in ARCHITECTURES.values())
