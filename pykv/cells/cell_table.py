@@ -30,6 +30,7 @@ class CellTable:
     n_owners : (n,) number of sequences of the cell; an occupied cell may have none (whole-state restore).
     has_shift : whether positions moved since the last `reset_shift`, also if the moved cells are gone.
     n_used : number of occupied cells.
+    n_gone : cells that a search counts as occupied too: what a window hid there did not come back with a snapshot.
 
     The arrays are read-only views that follow every change.
     """
@@ -63,7 +64,7 @@ class CellTable:
         for seq in self._seqs.values():
             seq.clear()
         self.has_shift = False
-        self.n_used = 0
+        self.n_used = self.n_gone = 0
         self._end, self._end_stale = 0, False
 
     def reset_shift(self, idxs: I64Array | None = None) -> None:

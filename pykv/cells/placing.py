@@ -99,6 +99,12 @@ def place(cells: KVCells, idxs: I64Array, part: Part, journal: Journal | None) -
         _purge(cells, s, last, journal)
 
 
+def vacate(cells: KVCells, idxs: I64Array) -> None:
+    """Empty those of the cells that are occupied, and purge what `place` would."""
+    for s, last in _evict(cells, idxs).items():
+        _purge(cells, s, last, None)
+
+
 def _evict(cells: KVCells, idxs: I64Array) -> dict[int, int]:
     """Empty those of the cells that are occupied. Returns, per sequence that lost any, the largest position."""
     held = cells.pos[idxs]

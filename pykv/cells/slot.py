@@ -77,7 +77,7 @@ def find_cells(cells: KVCells, head: int, n: int, window: Window, cont: bool) ->
     """Find `n` cells of one stream, from `head` on around the ring; None if they do not fit."""
     if n > cells.n:
         return None
-    if head > cells.n_used + 2 * n:
+    if head > cells.n_used + cells.n_gone + 2 * n:
         head = 0  # many holes behind: better filled than passed over
     end = head + n
     if end <= cells.n and np.count_nonzero(usable(cells, head, end, window)) == n:

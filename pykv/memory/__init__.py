@@ -12,6 +12,7 @@ from pykv.memory.kv_plan import KVPlan
 from pykv.memory.kv_settings import KV_TYPES, KVSettings
 from pykv.memory.recurrent import RecurrentMemory
 from pykv.memory.resumable import Resumable
+from pykv.memory.snapshot import Snapshot
 from pykv.memory.spec import LayerSpec, MemorySpec, StateSpec
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "MemorySpec",
     "RecurrentMemory",
     "Resumable",
+    "Snapshot",
     "StateSpec",
     "UpdateStatus",
     "make_memory",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pykv.batch import UBatch, ValidBatch
 from pykv.cells import SlotInfo
@@ -22,6 +22,9 @@ from pykv.memory.shift_support import ShiftSupport
 from pykv.memory.spec import MemorySpec
 from pykv.memory.verb import Listener
 from pykv.typing import BoolArray, F32Array, I32Array
+
+if TYPE_CHECKING:
+    from pykv.memory.snapshot import Snapshot
 
 
 class UpdateStatus(Enum):
@@ -159,6 +162,14 @@ class Memory(Protocol):
 
     def resume_points(self, seq_id: int, p: int) -> BoolArray:
         """(p + 1,) at which positions up to `p` decoding may go on."""
+        ...
+
+    def snapshot(self, seq_id: int, *, on: str = "host") -> Snapshot:
+        """Keep what a cut could not bring back of a sequence as it is now, on the "host" or the "device"."""
+        ...
+
+    def restore(self, seq_id: int, snapshot: Snapshot) -> None:
+        """Let a sequence end where a snapshot was taken, of it or of another one that began with the same tokens."""
         ...
 
     def cells(self, stream: int = 0) -> Any:

@@ -15,7 +15,7 @@ from pykv.cells import SlotInfo, Undo
 from pykv.cells.arguments import boolean
 from pykv.errors import BatchError, ContextLengthExceeded, ShiftUnsupported
 from pykv.ggml import BufferType, Graph
-from pykv.memory import splits
+from pykv.memory import kv_snapshot, splits
 from pykv.memory.attention import MANY_TOKENS, AttentionPlan
 from pykv.memory.attention_mass import MassWatch
 from pykv.memory.kv_context import KVContext
@@ -23,13 +23,14 @@ from pykv.memory.kv_graph import KVGraph, KVShape
 from pykv.memory.kv_plan import KVPlan
 from pykv.memory.kv_settings import KVSettings
 from pykv.memory.shift_support import ShiftSupport
+from pykv.memory.snapshot import Piece, Snapshots
 from pykv.memory.spec import MemorySpec
 from pykv.memory.stored_kv import StoredKV
 from pykv.memory.verb import verb
 from pykv.typing import as_int
 
 
-class KVCache(StoredKV):
+class KVCache(StoredKV, Snapshots):
     """K and V of past tokens: room for batches, and the verbs over sequences.
 
     A verb changes the bookkeeping at once and notes which stored rows have to follow. Parameters and errors as in
@@ -86,7 +87,16 @@ class KVCache(StoredKV):
 
     def bookmark(self) -> Undo:
         """Return what puts the bookkeeping back to what it is now."""
-        return self.streams.bookmark()
+        undo_cells, moved, cells = self.streams.bookmark(), self._moved.copy(), self.streams.cells
+        n_gone = [one.n_gone for one in cells]
+
+        def undo() -> None:
+            undo_cells()
+            self._moved = moved
+            for one, n in zip(cells, n_gone, strict=True):
+                one.n_gone = n
+
+        return undo
 
     def apply(self, slot: SlotInfo, ubatch: UBatch) -> None:
         """Write a ubatch's bookkeeping into its slot. A cache that shares its cells leaves them alone."""
@@ -129,6 +139,7 @@ class KVCache(StoredKV):
         with_data = boolean("data", data)
         if self.other is None:
             self.streams.clear()
+            self._moved.clear()
         if with_data:
             self.store.clear()
 
@@ -137,7 +148,11 @@ class KVCache(StoredKV):
         """Remove a range of a sequence, or of all sequences with -1. Always True."""
         if as_int(seq_id) != -1:
             self._check_ids(seq_id)
-        return self.streams.seq_rm(seq_id, p0, p1) if self.other is None else True
+        if self.other is None:
+            self.streams.seq_rm(seq_id, p0, p1)
+            if self._moved:  # what is stored from now on was never moved
+                self._moved = {s: at for s, at in self._moved.items() if self.streams.pos_max(s) >= 0}
+        return True
 
     @verb
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
@@ -151,6 +166,8 @@ class KVCache(StoredKV):
         self._check_ids(src, dst)
         if self.other is None:
             self.streams.seq_cp(src, dst, p0, p1)
+            if self._moved.get(int(src), -1) > self._moved.get(int(dst), -1):
+                self._moved[int(dst)] = self._moved[int(src)]
 
     @verb
     def seq_keep(self, seq_id: int) -> None:
@@ -171,20 +188,42 @@ class KVCache(StoredKV):
         """
         self._check_shift(seq_id)
         if self.other is None:
-            self.streams.seq_add(seq_id, p0, p1, delta)
+            self._moving(seq_id, lambda: self.streams.seq_add(seq_id, p0, p1, delta))
 
     @verb
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Divide the positions of a range by `d`, rounding down. Shared cells and errors as in `seq_add`."""
         self._check_shift(seq_id)
         if self.other is None:
-            self.streams.seq_div(seq_id, p0, p1, d)
+            self._moving(seq_id, lambda: self.streams.seq_div(seq_id, p0, p1, d))
 
     def can_shift(self) -> ShiftSupport:
         """Return whether positions can be moved, and if not, why."""
         return replace(self.spec.can_shift, is_lossy=self.store.plan.type_k.is_quantized)
 
+    # snapshots
+
+    @property
+    def snapshot_layout(self) -> object:
+        """See `Snapshots.snapshot_layout`."""
+        return kv_snapshot.layout(self)
+
+    def take(self, seq_id: int, position: int, on: str) -> Piece:
+        """See `Snapshots.take`. A cache that sees another's cells keeps nothing: the other one's snapshot has all."""
+        return kv_snapshot.take(self, seq_id, position, on)
+
+    def moved_at(self, seq_id: int) -> int:
+        """Return `streams.n_changes` when positions of a sequence were last moved, -1 if they are as stored."""
+        return self._moved.get(seq_id, -1)
+
     # mechanism
+
+    def _moving(self, seq_id: int, move: Callable[[], None]) -> None:
+        before = self.streams.n_changes
+        move()
+        if self.streams.n_changes != before:
+            moved = range(self.n_seq_max) if self.settings.reference_moves else (int(seq_id),)
+            self._moved.update(dict.fromkeys(moved, self.streams.n_changes))
 
     def _check_shift(self, seq_id: int) -> None:
         self._check_ids(seq_id)

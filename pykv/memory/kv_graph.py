@@ -66,7 +66,7 @@ class KVGraph(MemoryGraph):
         n_values = n * self._store.n_embd_v_max if self._store.v_trans else 0  # 0 also where no layer stores V
         self._k_rows = self._input(DType.I64, (n,), "k_rows")
         self._v_rows = self._input(DType.I64, (n_values,), "v_rows") if n_values else self._k_rows
-        self._mask = self._input(path.mask_dtype, (shape.n_kv, n // s, 1, s), "kq_mask")
+        self._mask: GraphInput | None = None  # a part that is only stored and read needs none
         self._rot_k = self._rotation(self._store.rot_k, "rot_k")
         self._rot_v = self._rotation(self._store.rot_v, "rot_v")
         self._observed = None if watch is None else MassGraph(graph.arena, path, watch, n // s, s)
@@ -104,7 +104,8 @@ class KVGraph(MemoryGraph):
         self._k_rows.array[0, 0, 0] = row_indices(slot, n_cells)
         if self._v_rows is not self._k_rows:
             self._v_rows.array[0, 0, 0] = element_indices(slot, n_cells, self._store.n_embd_v_max)
-        fill_mask(self._mask.array[:, 0], streams, slot, ubatch, self._rule)
+        if self._mask is not None:
+            fill_mask(self._mask.array[:, 0], streams, slot, ubatch, self._rule)
         for rotation in (self._rot_k, self._rot_v):
             if rotation is not None:
                 rotation.array[0, 0] = hadamard(rotation.tensor.ne[0])
@@ -145,10 +146,10 @@ class KVGraph(MemoryGraph):
         in_k = self.cache.spec.layers[il].k_only
         kv = KVView(self.get_k(il), self.get_v(il), self._store.v_trans and not in_k)
         if self._observed is not None and self.watches(il):
-            out = self._observed.attend(il, q, kv, self._mask.tensor, params)
+            out = self._observed.attend(il, q, kv, self._mask_tensor(), params)
             self._graph.expand(self._observed.masses[il])
         else:
-            out = attend(self._arena, self.path, q, kv, self._mask.tensor, params)
+            out = attend(self._arena, self.path, q, kv, self._mask_tensor(), params)
         rotation = self._rot_k if in_k else self._rot_v
         return out if rotation is None else rotate(self._arena, out, rotation.tensor)
 
@@ -200,6 +201,12 @@ class KVGraph(MemoryGraph):
 
     def _input(self, dtype: DType, ne: tuple[int, ...], name: str) -> GraphInput:
         return GraphInput(self._arena.tensor(dtype, ne, name))
+
+    def _mask_tensor(self) -> Tensor:
+        if self._mask is None:
+            n, n_kv, s = self.shape.n_tokens, self.shape.n_kv, self.shape.n_stream
+            self._mask = self._input(self.path.mask_dtype, (n_kv, n // s, 1, s), "kq_mask")
+        return self._mask.tensor
 
     def _rotation(self, n: int, name: str) -> GraphInput | None:
         return self._input(DType.F32, (n, n), name) if n else None

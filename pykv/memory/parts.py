@@ -19,6 +19,7 @@ from pykv.memory.base import Memory, MemoryContext, UpdateStatus
 from pykv.memory.guard import Guard
 from pykv.memory.memory_graph import MemoryShape
 from pykv.memory.resumable import Resumable
+from pykv.memory.snapshot import PartsPiece, Piece, Snapshots
 from pykv.memory.spec import MemorySpec
 from pykv.memory.verb import Listener, verb
 from pykv.typing import BoolArray
@@ -33,6 +34,15 @@ class Part(Memory, Protocol):
 
     def bookmark(self) -> Undo:
         """Return what puts the bookkeeping back to what it is now."""
+        ...
+
+    @property
+    def snapshot_layout(self) -> object:
+        """What must be equal for a snapshot to fit."""
+        ...
+
+    def take(self, seq_id: int, position: int, on: str) -> Piece:
+        """Copy what a token at `position`, the end of a sequence, could not be given by a cut."""
         ...
 
 
@@ -83,7 +93,7 @@ class PartsContext:
             plan.retract(i)
 
 
-class MemoryParts:
+class MemoryParts(Snapshots):
     """What is the same for all memories made of parts.
 
     Attributes
@@ -140,9 +150,11 @@ class MemoryParts:
 
     @verb
     def seq_keep(self, seq_id: int) -> None:
-        """Remove all other sequences."""
+        """Remove all other sequences from the stream of this one."""
+        # differs from llama.cpp: states of sequences in other streams stay, as their K and V do
         for part in self.parts:
-            part.seq_keep(seq_id)
+            if part.n_stream == self.parts[0].n_stream:
+                part.seq_keep(seq_id)
 
     @verb
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
@@ -172,6 +184,17 @@ class MemoryParts:
     def resume_points(self, seq_id: int, p: int) -> BoolArray:
         """Return (p + 1,) at which positions up to `p` decoding may go on."""
         return np.asarray(np.logical_and.reduce([part.resume_points(seq_id, p) for part in self.parts]))
+
+    # snapshots
+
+    @property
+    def snapshot_layout(self) -> object:
+        """See `Snapshots.snapshot_layout`."""
+        return tuple(part.snapshot_layout for part in self.parts)
+
+    def take(self, seq_id: int, position: int, on: str) -> Piece:
+        """See `Snapshots.take`."""
+        return PartsPiece(self.parts, seq_id, position, on)
 
     # inspection
 

@@ -25,13 +25,15 @@ from pykv.memory.memory_buffers import allocate
 from pykv.memory.recurrent_graph import RecurrentGraph, StateShape
 from pykv.memory.resumable import Resumable
 from pykv.memory.shift_support import ShiftSupport
+from pykv.memory.snapshot import Piece, Snapshots
 from pykv.memory.spec import MemorySpec
 from pykv.memory.state_plan import StatePlan
+from pykv.memory.state_snapshot import StatePiece, layout
 from pykv.memory.verb import Listener, verb
 from pykv.typing import POS_INF, BoolArray, F32Array, I32Array
 
 
-class RecurrentMemory:
+class RecurrentMemory(Snapshots):
     """States of several sequences.
 
     Attributes
@@ -117,7 +119,8 @@ class RecurrentMemory:
         """Split a batch and find cells for all of it; None if it cannot be split so. Changes nothing."""
         self.require_open()
         keep_tail = self.n_rs_seq + 1 if self.n_rs_seq else 0
-        ubatches = splits.equal(batch, n_ubatch, sequential=True, keep_tail=keep_tail)
+        # differs from llama.cpp: a token of several sequences is taken too (there: refused, for no need of the states)
+        ubatches = splits.equal(batch, n_ubatch, sequential=not batch.has_coupled, keep_tail=keep_tail)
         return None if ubatches is None else self.prepare(ubatches)
 
     def prepare(self, ubatches: Sequence[UBatch]) -> RecurrentContext:
@@ -228,6 +231,17 @@ class RecurrentMemory:
         """Return (p + 1,) at which positions up to `p` decoding may go on."""
         self.require_open()
         return self.states.resume_points(seq_id, p)
+
+    # snapshots
+
+    @property
+    def snapshot_layout(self) -> object:
+        """See `Snapshots.snapshot_layout`."""
+        return layout(self)
+
+    def take(self, seq_id: int, position: int, on: str) -> Piece:
+        """See `Snapshots.take`."""
+        return StatePiece(self, seq_id, position, on)
 
     # data and inspection
 

@@ -14,6 +14,7 @@ from pykv.cells import CellStreams
 from pykv.cells.row_copy import needed_copies
 from pykv.errors import ComputeCancelled
 from pykv.ggml import CancelFlag
+from pykv.memory.kv_store import KVStore
 from pykv.memory.row_mover import RowMover
 from pykv.typing import I32Array, I64Array
 
@@ -32,15 +33,20 @@ class RowFollower:
 
     def __init__(self, streams: CellStreams, stop: CancelFlag) -> None:
         self._streams, self._stop = streams, stop
-        self._movers: weakref.WeakSet[RowMover] = weakref.WeakSet()
+        self._movers: weakref.WeakKeyDictionary[RowMover, None] = weakref.WeakKeyDictionary()  # in order
 
     def join(self, mover: RowMover) -> None:
         """Let the rows of one more store follow."""
-        self._movers.add(mover)
+        self._movers[mover] = None
 
     def leave(self, mover: RowMover) -> None:
         """Move the rows of a store no more."""
-        self._movers.discard(mover)
+        self._movers.pop(mover, None)
+
+    @property
+    def stores(self) -> tuple[KVStore, ...]:
+        """The stores whose rows follow, in the order in which they joined."""
+        return tuple(mover.store for mover in self._movers)
 
     @property
     def has_work(self) -> bool:

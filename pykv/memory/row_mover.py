@@ -28,6 +28,7 @@ class RowMover:
 
     Attributes
     ----------
+    store : whose rows.
     n_rows_at_once : how many rows to turn or read in one computation.
 
     Parameters
@@ -36,7 +37,7 @@ class RowMover:
     """
 
     def __init__(self, store: KVStore, n_threads: int) -> None:
-        self._store, self._layers = store, store.plan.spec.layers
+        self.store, self._layers = store, store.plan.spec.layers
         self._engine = RowEngine(store, n_threads)
         self._turning: RowGraph | None = None
         widest = max((layer.n_embd_k for layer in store.plan.layers), default=1)
@@ -44,11 +45,11 @@ class RowMover:
 
     def copy(self, copy: RowCopy) -> None:
         """Copy the K and V of cells onto others, byte for byte, in every layer of the store's own."""
-        n_cells = self._store.plan.settings.n_cells
+        n_cells = self.store.plan.settings.n_cells
         src, dst = copy.src_stream * n_cells + copy.src, copy.dst_stream * n_cells + copy.dst
-        for _, k, v in self._store.own_tensors():
+        for _, k, v in self.store.own_tensors():
             copy_rows(k, src, dst)
-            if v is not None and self._store.v_trans:
+            if v is not None and self.store.v_trans:
                 copy_cells(v, copy)
             elif v is not None:
                 copy_rows(v, src, dst)
@@ -60,7 +61,7 @@ class RowMover:
         ------
         UnsupportedOpError, AllocError, ComputeError : a device cannot.
         """
-        if not any(self._layers[layer.il].rope for layer in self._store.plan.layers):
+        if not any(self._layers[layer.il].rope for layer in self.store.plan.layers):
             return
         graph, self._turning = self._turning, None
         if graph is None or graph.shape != (rows.size, deltas.size):
@@ -70,19 +71,19 @@ class RowMover:
 
     def read_k(self, il: int, rows: I64Array, pos: I32Array | None) -> F32Array:
         """Return the keys of (k,) rows, (k, n_head_kv, n_embd_head_k); given their positions, as before RoPE."""
-        layer, stored = self._layers[il], self._store.tensors(il)[0]
-        keys = self._read(stored, self._store.rot_k, rows, None if pos is None else (layer, -pos))
+        layer, stored = self._layers[il], self.store.tensors(il)[0]
+        keys = self._read(stored, self.store.rot_k, rows, None if pos is None else (layer, -pos))
         return keys.reshape(rows.size, layer.n_head_kv, layer.n_embd_head_k)
 
     def read_v(self, il: int, rows: I64Array) -> F32Array:
         """Return the values of (k,) rows of one stream, (k, n_head_kv, n_embd_head_v)."""
-        layer, stored = self._layers[il], self._store.tensors(il)[1]
+        layer, stored = self._layers[il], self.store.tensors(il)[1]
         if stored is None:
             return self.read_k(il, rows, None)[:, :, : layer.n_embd_head_v]
-        if self._store.v_trans and rows.size:
+        if self.store.v_trans and rows.size:
             values = read_cells(stored, rows)[:, : layer.n_embd_v]
         else:
-            values = self._read(stored, self._store.rot_v, rows)
+            values = self._read(stored, self.store.rot_v, rows)
         return values.reshape(rows.size, layer.n_head_kv, layer.n_embd_head_v)
 
     def close(self) -> None:
@@ -108,8 +109,8 @@ class RowMover:
         return out
 
     def _turn_graph(self, n_rows: int, n_pos: int) -> RowGraph:
-        row_graph, rot = self._fresh(n_rows, n_pos), self._store.rot_k
-        for il, k, _ in self._store.own_tensors():
+        row_graph, rot = self._fresh(n_rows, n_pos), self.store.rot_k
+        for il, k, _ in self.store.own_tensors():
             layer = self._layers[il]
             if layer.rope is not None:
                 row_graph.scatter(k, rot, row_graph.rope(row_graph.gather(k, rot), layer, turn(layer.rope)))

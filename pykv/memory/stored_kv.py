@@ -89,6 +89,7 @@ class StoredKV:
         self._mover = RowMover(self.store, usable_cores() if n_threads is None else n_threads)
         self._follower: RowFollower = RowFollower(self.streams, self.guard.flag) if other is None else other._follower
         self._follower.join(self._mover)
+        self._moved: dict[int, int] = {}  # sequence → `streams.n_changes` when its positions were last moved
         self._closed = False
 
     @property
@@ -127,6 +128,11 @@ class StoredKV:
         """Bytes of the K and V buffers of this cache."""
         self.require_open()
         return self.store.nbytes
+
+    @property
+    def stores(self) -> tuple[KVStore, ...]:
+        """The tensors of this cache and of all others that stand on the same cells."""
+        return self._follower.stores
 
     @property
     def owners(self) -> tuple[Owner, ...]:

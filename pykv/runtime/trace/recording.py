@@ -36,7 +36,7 @@ class Trace:
 
     One JSON object a line, on disk as soon as the step is done: after a crash the file holds all that came before.
     What is no batch or verb is not seen: other contexts, data written from outside, and reads such as `KVCache.k`,
-    which carry out pending moves earlier than the next batch would.
+    which carry out pending moves earlier than the next batch would. Restoring a snapshot ends it.
 
     Attributes
     ----------
@@ -119,6 +119,10 @@ class Trace:
         return file
 
     def _hear_verb(self, name: str, args: tuple[object, ...], result: object) -> None:
+        if name == "restore":
+            if not isinstance(result, Exception):  # one that was refused has changed nothing
+                self._give_up("restore: a snapshot was put back, whose rows a trace does not hold")
+            return
         self._write_step(name, lambda: VerbStep.of(name, args, result, ranges(self._memory)))
 
     def _write_step(self, name: str, make: Callable[[], Step]) -> None:
