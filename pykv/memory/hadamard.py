@@ -6,7 +6,6 @@ Source: spec kv_cache.md section 1.1.
 
 from __future__ import annotations
 
-import math
 from functools import cache
 
 import numpy as np
@@ -34,14 +33,13 @@ def rotation_sizes(spec: MemorySpec, plan: KVPlan) -> tuple[int, int]:
     """Return the block sizes by which K and V are rotated, 0 where they are not."""
     heads_k = {spec.layers[layer.il].n_embd_head_k for layer in plan.layers}
     heads_v = {spec.layers[layer.il].n_embd_head_v for layer in plan.layers if layer.n_embd_v}
-    heads_in_k = {spec.layers[layer.il].n_embd_head_v for layer in plan.layers if not layer.n_embd_v}
     first = spec.layers[0]  # decides even where it is not in this cache
     rot_k = rot_v = 0
-    if plan.type_k.is_quantized and _have_blocks(heads_k, first.n_embd_head_k):
-        # differs from llama.cpp: K that is read as V too is rotated like other K (there: not, but a K-shift undoes a
-        # rotation), because quantisation loses less; V is mapped back with it, so that blocks must end where it ends
-        rot_k = _largest_power_of_two_in(math.gcd(*heads_k, *heads_in_k))
-        rot_k = rot_k if rot_k >= MIN_BLOCK else 0
+    is_v_too = any(layer.n_embd_v == 0 for layer in plan.layers)
+    # differs from llama.cpp: K that is read as V too is stored as it is (there too, but a shift undoes a rotation
+    # that it never had)
+    if plan.type_k.is_quantized and not is_v_too and _have_blocks(heads_k, first.n_embd_head_k):
+        rot_k = _largest_power_of_two_in(heads_k.pop())
     if plan.type_v.is_quantized and _have_blocks(heads_v, first.n_embd_head_v):
         rot_v = MIN_BLOCK
     return rot_k, rot_v

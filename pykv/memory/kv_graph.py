@@ -150,8 +150,7 @@ class KVGraph(MemoryGraph):
             self._graph.expand(self._observed.masses[il])
         else:
             out = attend(self._arena, self.path, q, kv, self._mask_tensor(), params)
-        rotation = self._rot_k if in_k else self._rot_v
-        return out if rotation is None else rotate(self._arena, out, rotation.tensor)
+        return out if in_k or self._rot_v is None else rotate(self._arena, out, self._rot_v.tensor)
 
     def get_k(self, il: int) -> Tensor:
         """Return a view of the stored keys, [Dk, Hk, n_kv, S]."""
