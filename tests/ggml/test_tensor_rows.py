@@ -1,4 +1,4 @@
-"""Rows of a tensor copied onto others, in host memory and through a device's own calls."""
+"""Rows of tensors read, written and copied, in host memory and through a device's own calls."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pykv._native import lib
 from pykv.errors import TensorError, UseAfterCloseError
 from pykv.ggml import Arena, Buffer, DType, Tensor, cpu_device, ops, tensor_rows
-from pykv.ggml.tensor_rows import copy_rows
+from pykv.ggml.tensor_rows import copy_rows, move_rows, read_rows, write_rows
 
 TYPES = ["f32", "f16", "bf16", "i32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
 
@@ -44,7 +45,12 @@ def index(*rows: int) -> np.ndarray:
 @pytest.fixture(params=["host", "device"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "device":
-        monkeypatch.setattr(tensor_rows, "lib", SimpleNamespace(ggml_backend_buffer_is_host=lambda _: False))
+        far = SimpleNamespace(
+            ggml_backend_buffer_is_host=lambda _: False,
+            ggml_backend_view_init=lib.ggml_backend_view_init,
+            ggml_backend_tensor_copy=lib.ggml_backend_tensor_copy,
+        )
+        monkeypatch.setattr(tensor_rows, "lib", far)
 
 
 @pytest.mark.usefixtures("where")
@@ -134,3 +140,50 @@ def test_a_closed_buffer() -> None:
 def test_memory_that_was_never_given() -> None:
     with Arena(1) as arena, pytest.raises(TensorError, match="no data yet"):
         copy_rows(arena.tensor(DType.F32, (4, 4), "bare"), index(0), index(1))
+
+
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("some", [(0, 1, 2, 29, 11, 7), (3, 4, 5), (9, 8), ()])
+def test_rows_read_and_written(dtype: str, some: tuple[int, ...]) -> None:
+    with tensor(dtype, 64, 10, 3) as (rows, values):
+        chosen = index(*some)
+        found = read_rows(rows, chosen)
+        assert np.array_equal(found, values[chosen])
+        write_rows(rows, chosen, 255 - found)
+        expected = values.copy()
+        expected[chosen] = 255 - values[chosen]
+        assert np.array_equal(rows_of(rows, values), expected)
+
+
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    ("src", "dst"), [((9, 10, 11, 2), (0, 1, 2, 7)), ((5,), (0,)), ((3, 2, 1), (4, 5, 3)), ((), ())]
+)
+def test_rows_moved_to_another_tensor(dtype: str, src: tuple[int, ...], dst: tuple[int, ...]) -> None:
+    with tensor(dtype, 64, 10, 3) as (one, values), tensor(dtype, 64, 8) as (other, old):
+        move_rows(one, index(*src), other, index(*dst))
+        expected = old.copy()
+        expected[list(dst)] = values[list(src)]
+        assert np.array_equal(rows_of(other, old), expected)
+        assert np.array_equal(rows_of(one, values), values)
+
+
+@pytest.mark.usefixtures("where")
+def test_rows_that_cannot_be_read_written_or_moved() -> None:
+    with tensor("f32", 4, 10) as (rows, values), tensor("f16", 8, 10) as (other, _):
+        for some in ((10,), (-1,), (0, 10)):
+            with pytest.raises(TensorError, match="no such"):
+                read_rows(rows, index(*some))
+            with pytest.raises(TensorError, match="no such"):
+                write_rows(rows, index(*some), np.zeros((len(some), 16), np.uint8))
+            with pytest.raises(TensorError, match="no such"):
+                move_rows(rows, index(*some), rows, index(*range(len(some))))
+        for data in (np.zeros((1, 16), np.uint8), np.zeros((2, 15), np.uint8), np.zeros((2, 4), np.float32)):
+            with pytest.raises(TensorError, match="2 rows of 16 bytes cannot be written"):
+                write_rows(rows, index(0, 1), data)
+        for target, dst in ((other, (0, 1)), (rows, (2,))):
+            with pytest.raises(TensorError, match=r"2 rows of .* cannot be copied onto"):
+                move_rows(rows, index(0, 1), target, index(*dst))
+        assert np.array_equal(rows_of(rows, values), values)
