@@ -78,7 +78,8 @@ class Layers:
         self._q = GraphInput(arena.tensor(DType.F32, (shape.head, shape.n_head, 1), "q"))
         self._mask = GraphInput(arena.tensor(path.mask_dtype, (shape.n_kv, 1), "mask"))
         for _ in range(shape.n_layer):
-            kv = self._cells(arena)
+            kv, tensors = new_cells(self._stored, arena, shape, path is AttentionPath.GROUPED)
+            self._tensors += tensors
             out = attend(arena, path, self._q.tensor, kv, self._mask.tensor, AttentionParams(shape.head**-0.5))
             graph.expand(out.as_output())
         cpu = cpu_device()
@@ -100,24 +101,27 @@ class Layers:
         self._sched.compute(self._graph)
         return (time.perf_counter() - begin) / self.shape.n_layer
 
-    def _cells(self, arena: Arena) -> KVView:
-        """Return views of new K and V, V transposed where the path reads it so."""
-        shape = self.shape
-        n, n_kv, head = shape.n_head_kv * shape.head, shape.n_kv, shape.head
-        k, is_turned = self._stored.tensor(shape.dtype, (n, n_kv)), self._path is AttentionPath.GROUPED
-        by_row = ((head, shape.n_head_kv, n_kv, 1), (shape.dtype.row_size(head), k.nb[1], k.nb[2]))
-        v = self._stored.tensor(shape.dtype, (n_kv, n) if is_turned else (n, n_kv))
-        by_channel = ((n_kv, shape.n_head_kv, head, 1), (v.nb[1] * head, v.nb[1], v.nb[2]))
-        self._tensors += [k, v]
-        v_view = ops.view(arena, v, *(by_channel if is_turned else by_row))
-        return KVView(ops.view(arena, k, *by_row), v_view, is_turned)
-
     def _fill(self) -> None:
-        shape, rng = self.shape, np.random.default_rng(1)
-        values = rng.standard_normal(shape.n_kv * shape.n_head_kv * shape.head, np.float32)
-        stored = from_float(shape.dtype, values)
+        stored = made_up(self.shape)
         for tensor in self._tensors:
             self.buffer.adopt(tensor).set(stored)
+
+
+def new_cells(stored: Arena, arena: Arena, shape: Shape, v_trans: bool) -> tuple[KVView, list[Tensor]]:
+    """Return views of new K and V, strided as a cache strides them, and the two tensors themselves."""
+    n, n_kv, head = shape.n_head_kv * shape.head, shape.n_kv, shape.head
+    k = stored.tensor(shape.dtype, (n, n_kv))
+    by_row = ((head, shape.n_head_kv, n_kv, 1), (shape.dtype.row_size(head), k.nb[1], k.nb[2]))
+    v = stored.tensor(shape.dtype, (n_kv, n) if v_trans else (n, n_kv))
+    by_channel = ((n_kv, shape.n_head_kv, head, 1), (v.nb[1] * head, v.nb[1], v.nb[2]))
+    v_view = ops.view(arena, v, *(by_channel if v_trans else by_row))
+    return KVView(ops.view(arena, k, *by_row), v_view, v_trans), [k, v]
+
+
+def made_up(shape: Shape) -> NDArray[np.uint8]:
+    """Return what fills K, or V, of one layer."""
+    values = np.random.default_rng(1).standard_normal(shape.n_kv * shape.n_head_kv * shape.head, np.float32)
+    return from_float(shape.dtype, values)
 
 
 class PlainRead:
