@@ -24,8 +24,8 @@ DEPTHS = (1024, 4096, 16384)
 MANY_CELLS = 512
 """Cells at which a prompt is timed, at most; it stands for every depth, and `MANY_TOKENS` for every length.
 
-Measured by benchmarks/prompts.py over 0 to 32768 cells, f16, AVX2: `GROUPED` takes 3.2 to 1.2 times as long as `FLASH`,
-the less the deeper, but never less; 64 tokens and 512 agree on the faster one, and so do V in rows and transposed.
+Measured by benchmarks/prompts.py over 0 to 32768 cells, f16, AVX2: `GROUPED` takes 3.2 to 1.1 times as long as `FLASH`,
+never less; 64 tokens and 512 agree on the faster one, and so do V in rows and transposed.
 """
 N_ROUNDS = 4
 HOPELESS = 3
