@@ -88,14 +88,16 @@ INLINE codes32 open_codes(const enum pykv_attn_type type, const char * block) {
     return codes_join(b16_low(packed), b16_high(packed), 8);
 }
 
-// return what one step of a code is worth
+// Write a query as codes. Return what one step of a code is worth: NaN if a number of the query is not finite.
 static float query_to_codes(const float * q, int width, int16_t * codes) {
-    float largest = 0;
-    for (int i = 0; i < width; ++i) largest = fabsf(q[i]) > largest ? fabsf(q[i]) : largest;
-    const float step = largest / 32767, inverse = step > 0 ? 1 / step : 0;
-    for (int i = 0; i < width; ++i) {
-        const float x = q[i] * inverse; // NaN and infinity go to 0 here; the step keeps them
-        codes[i] = fabsf(x) <= 32767.5f ? (int16_t) lrintf(x > 32767 ? 32767 : x < -32767 ? -32767 : x) : 0;
+    vf largest = vf_zero(), spoiled = vf_zero();
+    for (int i = 0; i < width; i += W) {
+        const vf x = vf_load(q + i);
+        largest = vf_max(largest, vf_abs(x));
+        spoiled = vf_fma(x, vf_zero(), spoiled);
     }
-    return step;
+    const float step = vf_reduce_max(largest) / 32767;
+    const vf inverse = vf_set1(step > 0 ? 1 / step : 0);
+    for (int i = 0; i < width; i += W) vf_store_i16(codes + i, vf_mul(vf_load(q + i), inverse));
+    return step + vf_reduce_add(spoiled);
 }

@@ -1,7 +1,8 @@
 // The few vector operations that the attention kernel is written in, once for each instruction set.
 //
 // vf is a vector of W floats, b16 sixteen signed bytes. Exactly one PYKV_ISA_* macro may be defined; with none of
-// them plain C is used. All functions are for whole vectors: the kernel pads instead of handling tails.
+// them plain C is used. All functions are for whole vectors: the kernel pads instead of handling tails. gather reads one
+// value of each of W rows; store_i16 rounds to the nearest integer and stops at the ends of the range.
 #pragma once
 
 #include <math.h>
@@ -96,6 +97,15 @@ INLINE vf vf_load_bf16(const void * p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
 }
 INLINE vf vf_load_i8(const void * p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
+INLINE vf vf_gather_f16(const char * const * rows, size_t offset) {
+#define AT(i) (short) read_u16(rows[i] + offset)
+    return _mm512_cvtph_ps(_mm256_set_epi16(AT(15), AT(14), AT(13), AT(12), AT(11), AT(10), AT(9), AT(8), AT(7), AT(6),
+                                            AT(5), AT(4), AT(3), AT(2), AT(1), AT(0)));
+#undef AT
+}
+INLINE void vf_store_i16(int16_t * p, vf a) {
+    _mm256_storeu_si256((void *) p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a)));
+}
 INLINE vf vf_from_b16(b16 x, int part) {
     (void) part;
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x));
@@ -146,6 +156,15 @@ INLINE vf vf_load_bf16(const void * p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
 }
 INLINE vf vf_load_i8(const void * p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p))); }
+INLINE vf vf_gather_f16(const char * const * rows, size_t offset) {
+#define AT(i) (short) read_u16(rows[i] + offset)
+    return _mm256_cvtph_ps(_mm_set_epi16(AT(7), AT(6), AT(5), AT(4), AT(3), AT(2), AT(1), AT(0)));
+#undef AT
+}
+INLINE void vf_store_i16(int16_t * p, vf a) {
+    const __m256i x = _mm256_cvtps_epi32(a);
+    _mm_storeu_si128((void *) p, _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
+}
 INLINE vf vf_from_b16(b16 x, int part) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(part ? _mm_unpackhi_epi64(x, x) : x));
 }
@@ -195,6 +214,12 @@ INLINE vf vf_load_i8(const void * p) {
     memcpy(&bytes, p, sizeof bytes);
     return widen_i8(vcreate_s8(bytes), 0);
 }
+INLINE vf vf_gather_f16(const char * const * rows, size_t offset) {
+    const uint16_t halves[4] = {read_u16(rows[0] + offset), read_u16(rows[1] + offset), read_u16(rows[2] + offset),
+                                read_u16(rows[3] + offset)};
+    return vf_load_f16(halves);
+}
+INLINE void vf_store_i16(int16_t * p, vf a) { vst1_s16(p, vqmovn_s32(vcvtnq_s32_f32(a))); }
 INLINE vf vf_from_b16(b16 x, int part) { return widen_i8(part < 2 ? vget_low_s8(x) : vget_high_s8(x), part & 1); }
 INLINE b16 b16_load(const void * p) { return vld1q_s8(p); }
 INLINE b16 b16_low(b16 x) { return vandq_s8(x, vdupq_n_s8(15)); }
@@ -307,6 +332,12 @@ INLINE vf vf_load_i8(const void * p) {
     LANES(W, a.x[i] = ((const int8_t *) p)[i]);
     return a;
 }
+INLINE vf vf_gather_f16(const char * const * rows, size_t offset) {
+    vf a;
+    LANES(W, a.x[i] = f16_to_float(read_u16(rows[i] + offset)));
+    return a;
+}
+INLINE void vf_store_i16(int16_t * p, vf a) { LANES(W, p[i] = (int16_t) lrintf(a.x[i])); }
 INLINE vf vf_from_b16(b16 b, int part) { return vf_load_i8(b.x + W * part); }
 INLINE b16 b16_load(const void * p) {
     b16 b;
