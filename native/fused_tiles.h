@@ -41,23 +41,33 @@ INLINE void dot_vector(const enum pykv_attn_type type, const int nq, const int n
     }
 }
 
-// add the products of a block of codes
-INLINE void dot_codes(const enum pykv_attn_type type, const int nq, const int nc, const char * const * rows, int e,
-                      const void * const * q, vf sum[TILE][DOT_CELLS]) {
+// scores of four cells from codes: products are added up to one sum a query before they are scaled
+INLINE const char * dot_codes(const enum pykv_attn_type type, const int nq, const struct heads * k, int first,
+                              const void * const * q, float * scores, const char * ahead) {
+    const char * const * rows = k->rows + first;
+    vf sum[TILE];
     UNROLL
-    for (int c = 0; c < nc; ++c) {
-        const char * block = rows[c] + (size_t) (e / 32) * (size_t) bytes_of_32(type);
-        const codes32 k = open_codes(type, block);
-        const vf scale = vf_set1_f16(block);
+    for (int i = 0; i < nq; ++i) sum[i] = vf_zero();
+    for (int e = 0; e < k->width; e += 32) {
+        const size_t offset = k->offset + (size_t) (e / 32) * (size_t) bytes_of_32(type);
+        const vf scale = vf_repeat4_f16(rows, offset);
+        codes32 x[4];
+        ahead = fetch(ahead, 4 * bytes_of_32(type), k->again);
         UNROLL
-        for (int i = 0; i < nq; ++i) sum[i][c] = vf_fma(codes_dot(&k, (const int16_t *) q[i] + e), scale, sum[i][c]);
+        for (int c = 0; c < 4; ++c) x[c] = open_codes(type, rows[c] + offset);
+        UNROLL
+        for (int i = 0; i < nq; ++i) sum[i] = vf_fma(codes_dot4(x, (const int16_t *) q[i] + e), scale, sum[i]);
     }
+    UNROLL
+    for (int i = 0; i < nq; ++i) vf_store_sum4(scores + i * PYKV_ATTN_BLOCK + first, sum[i]);
+    return ahead;
 }
 
+// scores of `nc` cells from plain numbers
 INLINE const char * dot_cells(const enum pykv_attn_type type, const int nq, const int nc, const struct heads * k,
                               int first, const void * const * q, float * scores, const char * ahead) {
-    // plain numbers: with few cells more vectors a turn, so that a turn reads about a cache line
-    const int n_vectors = nc == 4 || W == 16 ? 1 : 2, step = reads_codes(type) ? 32 : n_vectors * W, width = k->width;
+    // with few cells more vectors a turn, so that a turn reads about a cache line
+    const int n_vectors = nc == 4 || W == 16 ? 1 : 2, step = n_vectors * W, width = k->width;
     const char * rows[DOT_CELLS];
     vf sum[TILE][DOT_CELLS];
     UNROLL
@@ -68,12 +78,8 @@ INLINE const char * dot_cells(const enum pykv_attn_type type, const int nq, cons
     }
     for (int e = 0; e < width; e += step) {
         ahead = fetch(ahead, nc * step * bytes_of_32(type) / 32, k->again);
-        if (reads_codes(type)) {
-            dot_codes(type, nq, nc, rows, e, q, sum);
-        } else {
-            UNROLL
-            for (int i = 0; i < n_vectors; ++i) dot_vector(type, nq, nc, rows, e + i * W, q, sum);
-        }
+        UNROLL
+        for (int i = 0; i < n_vectors; ++i) dot_vector(type, nq, nc, rows, e + i * W, q, sum);
     }
     UNROLL
     for (int i = 0; i < nq; i += nc == 4 ? 1 : 2) {
@@ -95,7 +101,11 @@ INLINE void dot_tile(const enum pykv_attn_type type, const int nq, const struct 
     for (int i = 0; i < nq; ++i) q[i] = all_q[i];
     // as many sums as leave registers for K and the queries
     const int nc = nq * 4 + nq <= N_REGISTERS ? 4 : 2;
-    for (int c = 0; c < CELLS; c += nc) ahead = dot_cells(type, nq, nc, k, c, q, scores, ahead);
+    if (reads_codes(type)) {
+        for (int c = 0; c < CELLS; c += 4) ahead = dot_codes(type, nq, k, c, q, scores, ahead);
+    } else {
+        for (int c = 0; c < CELLS; c += nc) ahead = dot_cells(type, nq, nc, k, c, q, scores, ahead);
+    }
 }
 
 // what each of a call's cells counts for each query
@@ -154,9 +164,11 @@ INLINE void add_numbers(const enum pykv_attn_type type, const int nq, const stru
     for (; e < width; e += 16) ahead = add_steps(type, nq, 1, 0, v, e, w, sums, ahead);
 }
 
-// weights[block][query][cell] *= the scale of the cell's block
 typedef float block_weights[TILE][CELLS];
-static void scale_weights(const struct heads * v, int block_bytes, int nq, const float * weights, block_weights * scaled) {
+
+// scaled[block][query][cell] = the cell's weight times the scale of its block
+static void scale_weights(const struct heads * v, int block_bytes, int nq, const float * weights,
+                          block_weights * scaled) {
     for (int b = 0; b < v->width / 32; ++b) {
         for (int c = 0; c < CELLS; c += W) {
             const vf scale = vf_gather_f16(v->rows + c, v->offset + (size_t) (b * block_bytes));
