@@ -1,6 +1,7 @@
-"""Time attention of one token over a cache, path by path, beside a plain read of the same bytes.
+"""Time attention of a few tokens over a cache, path by path, beside a plain read of the same bytes.
 
     python benchmarks/attention.py [--threads N] [--shapes 9/3/64 32/8/128] [--cells 7680 32768] [--types f16 q8_0]
+                                   [--rows 1 17 32 63]
 
 Each measurement visits layers in turn, enough of them that none is still in the processor's cache, as generation does.
 Paths and reads go in turns, all in this run. Prints one line of JSON: medians in ms a layer, and for each path the
@@ -37,13 +38,14 @@ BEYOND_CACHES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Shape:
-    """One layer: query heads, KV heads, their width; cells and types of K and V."""
+    """One layer: query heads, KV heads, their width; cells and types of K and V; tokens that attend."""
 
     n_head: int
     n_head_kv: int
     head: int
     n_kv: int
     dtype: DType
+    n_rows: int = 1
 
     @property
     def row_nbytes(self) -> int:
@@ -63,7 +65,8 @@ class Shape:
         return [path for path in AttentionPath if path is not AttentionPath.GROUPED or not self.dtype.is_quantized]
 
     def __str__(self) -> str:
-        return f"{self.n_head}/{self.n_head_kv} heads of {self.head}, {self.dtype.label}, {self.n_kv} cells"
+        heads = f"{self.n_head}/{self.n_head_kv} heads of {self.head}"
+        return f"{heads}, {self.dtype.label}, {self.n_kv} cells, {self.n_rows} tokens"
 
 
 class Layers:
@@ -73,12 +76,13 @@ class Layers:
         self.shape, self._path = shape, path
         self._stored = Arena(2 * shape.n_layer)
         self._tensors: list[Tensor] = []
-        graph = Graph(Arena(32 * shape.n_layer + 2, 32 * shape.n_layer + 2))
+        graph = Graph(Arena(48 * shape.n_layer + 2, 48 * shape.n_layer + 2))
         arena = graph.arena
-        self._q = GraphInput(arena.tensor(DType.F32, (shape.head, shape.n_head, 1), "q"))
-        self._mask = GraphInput(arena.tensor(path.mask_dtype, (shape.n_kv, 1), "mask"))
+        self._q = GraphInput(arena.tensor(DType.F32, (shape.head, shape.n_head, shape.n_rows), "q"))
+        self._mask = GraphInput(arena.tensor(path.mask_dtype, (shape.n_kv, shape.n_rows), "mask"))
         for _ in range(shape.n_layer):
-            kv = self._cells(arena)
+            kv, tensors = new_cells(self._stored, arena, shape, path is AttentionPath.GROUPED)
+            self._tensors += tensors
             out = attend(arena, path, self._q.tensor, kv, self._mask.tensor, AttentionParams(shape.head**-0.5))
             graph.expand(out.as_output())
         cpu = cpu_device()
@@ -89,7 +93,7 @@ class Layers:
         self._sched.allocate(graph)
         self._graph = graph
         rng = np.random.default_rng(0)
-        for one, value in ((self._q, rng.standard_normal((1, shape.n_head, shape.head))), (self._mask, 0)):
+        for one, value in ((self._q, rng.standard_normal((shape.n_rows, shape.n_head, shape.head))), (self._mask, 0)):
             one.bind()
             one.array[...] = value
             one.commit()
@@ -100,24 +104,27 @@ class Layers:
         self._sched.compute(self._graph)
         return (time.perf_counter() - begin) / self.shape.n_layer
 
-    def _cells(self, arena: Arena) -> KVView:
-        """Return views of new K and V, V transposed where the path reads it so."""
-        shape = self.shape
-        n, n_kv, head = shape.n_head_kv * shape.head, shape.n_kv, shape.head
-        k, is_turned = self._stored.tensor(shape.dtype, (n, n_kv)), self._path is AttentionPath.GROUPED
-        by_row = ((head, shape.n_head_kv, n_kv, 1), (shape.dtype.row_size(head), k.nb[1], k.nb[2]))
-        v = self._stored.tensor(shape.dtype, (n_kv, n) if is_turned else (n, n_kv))
-        by_channel = ((n_kv, shape.n_head_kv, head, 1), (v.nb[1] * head, v.nb[1], v.nb[2]))
-        self._tensors += [k, v]
-        v_view = ops.view(arena, v, *(by_channel if is_turned else by_row))
-        return KVView(ops.view(arena, k, *by_row), v_view, is_turned)
-
     def _fill(self) -> None:
-        shape, rng = self.shape, np.random.default_rng(1)
-        values = rng.standard_normal(shape.n_kv * shape.n_head_kv * shape.head, np.float32)
-        stored = from_float(shape.dtype, values)
+        stored = made_up(self.shape)
         for tensor in self._tensors:
             self.buffer.adopt(tensor).set(stored)
+
+
+def new_cells(stored: Arena, arena: Arena, shape: Shape, v_trans: bool) -> tuple[KVView, list[Tensor]]:
+    """Return views of new K and V, strided as a cache strides them, and the two tensors themselves."""
+    n, n_kv, head = shape.n_head_kv * shape.head, shape.n_kv, shape.head
+    k = stored.tensor(shape.dtype, (n, n_kv))
+    by_row = ((head, shape.n_head_kv, n_kv, 1), (shape.dtype.row_size(head), k.nb[1], k.nb[2]))
+    v = stored.tensor(shape.dtype, (n_kv, n) if v_trans else (n, n_kv))
+    by_channel = ((n_kv, shape.n_head_kv, head, 1), (v.nb[1] * head, v.nb[1], v.nb[2]))
+    v_view = ops.view(arena, v, *(by_channel if v_trans else by_row))
+    return KVView(ops.view(arena, k, *by_row), v_view, v_trans), [k, v]
+
+
+def made_up(shape: Shape) -> NDArray[np.uint8]:
+    """Return what fills K, or V, of one layer."""
+    values = np.random.default_rng(1).standard_normal(shape.n_kv * shape.n_head_kv * shape.head, np.float32)
+    return from_float(shape.dtype, values)
 
 
 class PlainRead:
@@ -164,6 +171,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="*", default=["9/3/64", "32/8/128"], help="query heads/KV heads/width")
     parser.add_argument("--cells", type=int, nargs="*", default=[7680, 32768])
     parser.add_argument("--types", nargs="*", default=["f16", "q8_0"])
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 17, 32, 63], help="tokens at once")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()
@@ -174,10 +182,11 @@ def main() -> None:
     result: dict[str, Any] = {"benchmark": "attention", "machine": machine(), "threads": args.threads}
     result["kernel"] = ops.fused_isa()
     shapes = [
-        Shape(*map(int, text.split("/")), n_kv, DType.parse(label, "types"))
+        Shape(*map(int, text.split("/")), n_kv, DType.parse(label, "types"), n_rows)
         for text in args.shapes
         for n_kv in args.cells
         for label in args.types
+        for n_rows in args.rows
     ]
     memory = np.ones(max(shape.nbytes * shape.n_layer for shape in shapes), np.uint8)
     for shape in shapes:

@@ -11,7 +11,9 @@ static bool is_block_type(enum pykv_attn_type type) { return type >= PYKV_ATTN_Q
 static const char * store_refusal(const struct pykv_attn_store * x, int width) {
     if ((unsigned) x->type >= PYKV_ATTN_N_TYPES) return "this type of K or V";
     if (width < 16 || width > PYKV_ATTN_MAX_HEAD) return "heads narrower than 16 or wider than 576";
-    if (width % (is_block_type(x->type) ? 32 : 16)) return "heads that are not a multiple of 16, or of 32 when quantised";
+    if (width % (is_block_type(x->type) ? 32 : 16)) {
+        return "heads that are not a multiple of 16, or of 32 when quantised";
+    }
     const int64_t size = x->type == PYKV_ATTN_F32 ? 4 : 2;
     if (x->cell % size || x->head % size || x->stream % size) return "K or V that is not aligned";
     return NULL;
@@ -20,7 +22,9 @@ static const char * store_refusal(const struct pykv_attn_store * x, int width) {
 const char * pykv_attn_refusal(const struct pykv_attn * a) {
     if (a->n_kv < 1 || a->n_stream < 1) return "an empty cache";
     if (a->n_rows < 1 || a->n_rows > PYKV_ATTN_MAX_ROWS) return "more than 16 rows of a stream";
-    if (a->n_head < 1 || a->n_head_kv < 1 || a->n_head % a->n_head_kv) return "query heads that are no multiple of KV heads";
+    if (a->n_head < 1 || a->n_head_kv < 1 || a->n_head % a->n_head_kv) {
+        return "query heads that are no multiple of KV heads";
+    }
     if ((a->q_head | a->q_row | a->q_stream) % 4) return "queries that are not aligned";
     const char * refusal = store_refusal(&a->k, a->head_k);
     if (!refusal) refusal = store_refusal(&a->v, a->head_v);
@@ -96,7 +100,8 @@ struct run {
     float share[256]; // what each counts
 };
 
-static void open_run(struct run * r, const struct pykv_attn * a, const struct pieces * p, const struct pykv_attn_mass * what) {
+static void open_run(struct run * r, const struct pykv_attn * a, const struct pieces * p,
+                     const struct pykv_attn_mass * what) {
     for (int i = 0; i < r->n; ++i) {
         const int query = r->head_kv * p->per_head + r->first + i;
         r->total[i] = total_of(a, p, r->stream, query);

@@ -74,7 +74,8 @@ static const char * store_misfit(const struct ggml_tensor * x, const struct ggml
     return x->nb[0] == ggml_type_size(x->type) ? NULL : "K or V whose heads are not stored as runs";
 }
 
-static const char * mask_misfit(const struct ggml_tensor * mask, const struct ggml_tensor * q, const struct ggml_tensor * k) {
+static const char * mask_misfit(const struct ggml_tensor * mask, const struct ggml_tensor * q,
+                                const struct ggml_tensor * k) {
     if (!mask) return NULL;
     if (mask->type != GGML_TYPE_F16 && mask->type != GGML_TYPE_F32) return "a mask that is neither f16 nor f32";
     if (mask->nb[0] != ggml_type_size(mask->type)) return "a mask whose rows are not stored as runs";

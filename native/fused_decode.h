@@ -19,6 +19,7 @@ struct sixteen {
     vf scale, offset;
 };
 
+static const int8_t q4_0_values[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 static const int8_t iq4_nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 INLINE int is_blocked(enum pykv_attn_type type) { return type >= PYKV_ATTN_Q8_0; }
@@ -58,8 +59,7 @@ INLINE struct sixteen open16(const enum pykv_attn_type type, const char * row, i
     if (type == PYKV_ATTN_Q8_0) {
         s.at = block + 2 + 16 * half;
     } else if (type == PYKV_ATTN_Q4_0) {
-        s.codes = nibbles(block + 2, half);
-        s.offset = vf_mul(s.scale, vf_set1(-8.0f));
+        s.codes = b16_table(nibbles(block + 2, half), q4_0_values);
     } else if (type == PYKV_ATTN_Q4_1) {
         s.codes = nibbles(block + 4, half);
         s.offset = vf_set1_f16(block + 2);
@@ -75,13 +75,19 @@ INLINE struct sixteen open16(const enum pykv_attn_type type, const char * row, i
     return s;
 }
 
+// the codes of a block without an offset, before they are scaled
+INLINE vf code16(const enum pykv_attn_type type, const struct sixteen * s, int part) {
+    return type == PYKV_ATTN_Q8_0 ? vf_load_i8(s->at + W * part) : vf_from_b16(s->codes, part);
+}
+
 INLINE vf part16(const enum pykv_attn_type type, const struct sixteen * s, int part) {
     switch (type) {
         case PYKV_ATTN_F32: return vf_load((const float *) (const void *) s->at + W * part);
         case PYKV_ATTN_F16: return vf_load_f16(s->at + 2 * W * part);
         case PYKV_ATTN_BF16: return vf_load_bf16(s->at + 2 * W * part);
-        case PYKV_ATTN_Q8_0: return vf_mul(vf_load_i8(s->at + W * part), s->scale);
-        case PYKV_ATTN_IQ4_NL: return vf_mul(vf_from_b16(s->codes, part), s->scale);
+        case PYKV_ATTN_Q8_0:
+        case PYKV_ATTN_Q4_0:
+        case PYKV_ATTN_IQ4_NL: return vf_mul(code16(type, s, part), s->scale);
         default: return vf_fma(vf_from_b16(s->codes, part), s->scale, s->offset);
     }
 }
@@ -92,8 +98,8 @@ INLINE void decode16(const enum pykv_attn_type type, const char * row, int e, co
     for (int part = 0; part < V16; ++part) vf_store(out + e + W * part, part16(type, &s, part));
 }
 
-// Ask for about as many cache lines as n bytes are, and again for those `again` bytes before: a processor drops requests while
-// too many are under way. Return where the bytes end.
+// Ask for about as many cache lines as n bytes are, and again for those `again` bytes before: a processor drops
+// requests while too many are under way. Return where the bytes end.
 INLINE const char * fetch(const char * at, const int n, int again) {
     const int n_lines = n < 96 ? 1 : (n + 32) / 64;
     UNROLL

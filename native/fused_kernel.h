@@ -64,7 +64,8 @@ static void open_slab(struct slab * s, const struct pykv_attn * a, const struct 
     s->per_head = min_int(p->slab_queries, p->per_head - first);
     s->first = s->first_head * p->per_head + first;
     s->n = s->n_heads * s->per_head;
-    const int row_bytes = s->n_heads * a->head_k * bytes_of_32(a->k.type) / 32, groups = AHEAD_BYTES / CELLS / row_bytes;
+    const int row_bytes = s->n_heads * a->head_k * bytes_of_32(a->k.type) / 32;
+    const int groups = AHEAD_BYTES / CELLS / row_bytes;
     s->ahead = groups < 1 ? CELLS : min_int(groups * CELLS, MAX_AHEAD);
     s->again = s->ahead * row_bytes / 2;
     const bool with_codes = reads_codes(a->k.type) && s->per_head <= most_queries_direct(a->k.type, false);
@@ -103,7 +104,8 @@ static uint64_t read_mask(const struct pykv_attn * a, const char * from, int n, 
     if (n < BLOCK) {
         static const uint16_t half = 0xfc00;
         static const float whole = -INFINITY;
-        for (int i = n; i < BLOCK; ++i) memcpy((char *) copy + i * size, a->mask_is_f16 ? (const void *) &half : &whole, size);
+        const void * invisible = a->mask_is_f16 ? (const void *) &half : &whole;
+        for (int i = n; i < BLOCK; ++i) memcpy((char *) copy + i * size, invisible, size);
         from = memcpy(copy, from, (size_t) n * size);
     }
     uint64_t bits = 0;
@@ -122,7 +124,8 @@ static uint64_t read_masks(const struct slab * s, struct block * b, int n) {
         memset(b->mask[0], 0, sizeof b->mask[0]);
         return n < BLOCK ? ((uint64_t) 1 << n) - 1 : ~(uint64_t) 0;
     }
-    const char * from = (const char *) a->mask + s->stream * a->mask_stream + (int64_t) b->first * (a->mask_is_f16 ? 2 : 4);
+    const int64_t size = a->mask_is_f16 ? 2 : 4;
+    const char * from = (const char *) a->mask + s->stream * a->mask_stream + b->first * size;
     uint64_t bits = 0;
     for (int r = 0; r < a->n_rows; ++r) bits |= read_mask(a, from + r * a->mask_row, n, b->mask[r]);
     return bits;
@@ -160,7 +163,9 @@ static bool open_block(const struct slab * s, struct block * b, int first) {
         b->row[i] = row_at(s, &a->k, first + b->index[i]);
         b->row[b->n_padded + i] = row_at(s, &a->v, first + b->index[i]);
     }
-    for (int i = 0; i < s->ahead; ++i) b->row[2 * b->n_padded + i] = row_at(s, &a->k, min_int(first + BLOCK + i, a->n_kv - 1));
+    for (int i = 0; i < s->ahead; ++i) {
+        b->row[2 * b->n_padded + i] = row_at(s, &a->k, min_int(first + BLOCK + i, a->n_kv - 1));
+    }
     return true;
 }
 
@@ -184,7 +189,8 @@ static const char * ahead_of(const struct slab * s, const struct block * b, int 
     return b->row[to] + (heads_apart ? head * x->head : CELLS * bytes * head);
 }
 
-static void open_operand(struct operand * o, const struct slab * s, const struct block * b, bool is_v, int cell, int head) {
+static void open_operand(struct operand * o, const struct slab * s, const struct block * b, bool is_v, int cell,
+                         int head) {
     const struct pykv_attn_store * x = is_v ? &s->a->v : &s->a->k;
     const int row = is_v ? b->n_padded + cell : cell;
     const char * ahead = ahead_of(s, b, row, head);

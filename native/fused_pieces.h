@@ -36,8 +36,8 @@ static inline int min_int(int a, int b) { return a < b ? a : b; }
 
 static inline struct pieces cut(const struct pykv_attn * a) {
     struct pieces p;
-    const int per_chunk = ceil_div(a->n_kv, MAX_CHUNKS);
-    p.chunk_cells = ceil_div(per_chunk > MIN_CHUNK_CELLS ? per_chunk : MIN_CHUNK_CELLS, PYKV_ATTN_BLOCK) * PYKV_ATTN_BLOCK;
+    const int share = ceil_div(a->n_kv, MAX_CHUNKS), least = share > MIN_CHUNK_CELLS ? share : MIN_CHUNK_CELLS;
+    p.chunk_cells = ceil_div(least, PYKV_ATTN_BLOCK) * PYKV_ATTN_BLOCK;
     p.n_chunks = ceil_div(a->n_kv, p.chunk_cells);
     p.n_blocks = ceil_div(a->n_kv, PYKV_ATTN_BLOCK);
     p.group = a->n_head / a->n_head_kv;
@@ -51,7 +51,8 @@ static inline struct pieces cut(const struct pykv_attn * a) {
     return p;
 }
 
-static inline float * partial_at(const struct pykv_attn * a, const struct pieces * p, int stream, int chunk, int query) {
+static inline float * partial_at(const struct pykv_attn * a, const struct pieces * p, int stream, int chunk,
+                                 int query) {
     const size_t index = ((size_t) stream * p->n_chunks + chunk) * p->n_queries + query;
     return a->scratch + index * p->partial_stride;
 }
@@ -76,7 +77,8 @@ static inline int head_of(const struct pieces * p, int query) {
 
 static inline int row_of(const struct pieces * p, int query) { return query % p->per_head / p->group; }
 
-// ALiBi: heads up to the largest power of two take the powers of 2^(-max_bias / that power), the others those in between
+// ALiBi: heads up to the largest power of two take the powers of 2^(-max_bias / that power), the others those in
+// between
 static inline float slope_of(const struct pykv_attn * a, int head) {
     if (!(a->max_bias > 0)) return 1.0f;
     int power = 1;

@@ -2,6 +2,11 @@
 //
 // vf is a vector of W floats, b16 sixteen signed bytes. Exactly one PYKV_ISA_* macro may be defined; with none of
 // them plain C is used. All functions are for whole vectors: the kernel pads instead of handling tails.
+//
+//   vf_gather_f16   lane i is the number in row i
+//   vf_repeat4_f16  lane i is the number in row i % 4; vf_store_sum4 is its counterpart: sums of every fourth lane
+//   vf_store_i16    the nearest integers, kept within the range
+//   vf_sum4         sums of all lanes of a, b and of c, d
 #pragma once
 
 #include <math.h>
@@ -51,6 +56,12 @@ INLINE b16 b16_fifth_bit(b16 x, uint16_t bits) {
     return _mm_or_si128(x, _mm_and_si128(is_set, _mm_set1_epi8(16)));
 }
 
+INLINE __m128 repeat4_f16(const char * const * rows, size_t offset) {
+    uint64_t x = 0;
+    for (int i = 3; i >= 0; --i) x = x << 16 | read_u16(rows[i] + offset);
+    return _mm_cvtph_ps(_mm_cvtsi64_si128((long long) x));
+}
+
 // the horizontal sums of four vectors of eight
 INLINE __m128 sum4_of_8(__m256 a, __m256 b, __m256 c, __m256 d) {
     const __m256 ab = _mm256_add_ps(_mm256_blend_ps(a, b, 0xcc), _mm256_shuffle_ps(a, b, 0x4e));
@@ -96,6 +107,18 @@ INLINE vf vf_load_bf16(const void * p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
 }
 INLINE vf vf_load_i8(const void * p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
+INLINE vf vf_gather_f16(const char * const * rows, size_t offset) {
+#define AT(i) (short) read_u16(rows[i] + offset)
+    return _mm512_cvtph_ps(_mm256_set_epi16(AT(15), AT(14), AT(13), AT(12), AT(11), AT(10), AT(9), AT(8), AT(7), AT(6),
+                                            AT(5), AT(4), AT(3), AT(2), AT(1), AT(0)));
+#undef AT
+}
+INLINE vf vf_repeat4_f16(const char * const * rows, size_t offset) {
+    return _mm512_broadcast_f32x4(repeat4_f16(rows, offset));
+}
+INLINE void vf_store_i16(int16_t * p, vf a) {
+    _mm256_storeu_si256((void *) p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a)));
+}
 INLINE vf vf_from_b16(b16 x, int part) {
     (void) part;
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x));
@@ -103,6 +126,10 @@ INLINE vf vf_from_b16(b16 x, int part) {
 INLINE __m256 half_sum(vf a) { return _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)); }
 INLINE void vf_sum4(vf a, vf b, vf c, vf d, float * low, float * high) {
     store_pairs(sum4_of_8(half_sum(a), half_sum(b), half_sum(c), half_sum(d)), low, high);
+}
+INLINE void vf_store_sum4(float * p, vf a) {
+    const __m256 x = half_sum(a);
+    _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
 }
 
 #elif defined(PYKV_ISA_AVX2) // -----------------------------------------------------------------------------------
@@ -146,11 +173,27 @@ INLINE vf vf_load_bf16(const void * p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
 }
 INLINE vf vf_load_i8(const void * p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p))); }
+INLINE vf vf_gather_f16(const char * const * rows, size_t offset) {
+#define AT(i) (short) read_u16(rows[i] + offset)
+    return _mm256_cvtph_ps(_mm_set_epi16(AT(7), AT(6), AT(5), AT(4), AT(3), AT(2), AT(1), AT(0)));
+#undef AT
+}
+INLINE vf vf_repeat4_f16(const char * const * rows, size_t offset) {
+    const __m128 x = repeat4_f16(rows, offset);
+    return _mm256_set_m128(x, x);
+}
+INLINE void vf_store_i16(int16_t * p, vf a) {
+    const __m256i x = _mm256_cvtps_epi32(a);
+    _mm_storeu_si128((void *) p, _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
+}
 INLINE vf vf_from_b16(b16 x, int part) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(part ? _mm_unpackhi_epi64(x, x) : x));
 }
 INLINE void vf_sum4(vf a, vf b, vf c, vf d, float * low, float * high) {
     store_pairs(sum4_of_8(a, b, c, d), low, high);
+}
+INLINE void vf_store_sum4(float * p, vf a) {
+    _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)));
 }
 
 #elif defined(PYKV_ISA_NEON) // -----------------------------------------------------------------------------------
@@ -195,6 +238,14 @@ INLINE vf vf_load_i8(const void * p) {
     memcpy(&bytes, p, sizeof bytes);
     return widen_i8(vcreate_s8(bytes), 0);
 }
+INLINE vf vf_gather_f16(const char * const * rows, size_t offset) {
+    const uint16_t halves[4] = {read_u16(rows[0] + offset), read_u16(rows[1] + offset), read_u16(rows[2] + offset),
+                                read_u16(rows[3] + offset)};
+    return vf_load_f16(halves);
+}
+INLINE vf vf_repeat4_f16(const char * const * rows, size_t offset) { return vf_gather_f16(rows, offset); }
+INLINE void vf_store_sum4(float * p, vf a) { vf_store(p, a); }
+INLINE void vf_store_i16(int16_t * p, vf a) { vst1_s16(p, vqmovn_s32(vcvtnq_s32_f32(a))); }
 INLINE vf vf_from_b16(b16 x, int part) { return widen_i8(part < 2 ? vget_low_s8(x) : vget_high_s8(x), part & 1); }
 INLINE b16 b16_load(const void * p) { return vld1q_s8(p); }
 INLINE b16 b16_low(b16 x) { return vandq_s8(x, vdupq_n_s8(15)); }
@@ -307,6 +358,14 @@ INLINE vf vf_load_i8(const void * p) {
     LANES(W, a.x[i] = ((const int8_t *) p)[i]);
     return a;
 }
+INLINE vf vf_gather_f16(const char * const * rows, size_t offset) {
+    vf a;
+    LANES(W, a.x[i] = f16_to_float(read_u16(rows[i] + offset)));
+    return a;
+}
+INLINE vf vf_repeat4_f16(const char * const * rows, size_t offset) { return vf_gather_f16(rows, offset); }
+INLINE void vf_store_sum4(float * p, vf a) { vf_store(p, a); }
+INLINE void vf_store_i16(int16_t * p, vf a) { LANES(W, p[i] = (int16_t) lrintf(a.x[i])); }
 INLINE vf vf_from_b16(b16 b, int part) { return vf_load_i8(b.x + W * part); }
 INLINE b16 b16_load(const void * p) {
     b16 b;

@@ -1,12 +1,12 @@
-// The two inner loops, each for every type and for tiles of one to four queries: the scores of eight cells,
-// and the weighted sum of their V. Sizes are constants in each copy, so that sums stay in registers.
+// The two inner loops, each for every type and for tiles of one to four queries: the scores of sixteen
+// cells, and the weighted sum of their V. Sizes are constants in each copy, so that sums stay in registers.
 #pragma once
 
 #include "fused_codes.h"
 
 enum {
     TILE = 4,      // queries of a tile, at most
-    CELLS = 8,     // cells of one call
+    CELLS = 16,    // cells of one call: sums are loaded and stored once for all
     DOT_CELLS = 4, // of which so many are multiplied at the same time, at most
 };
 
@@ -41,23 +41,33 @@ INLINE void dot_vector(const enum pykv_attn_type type, const int nq, const int n
     }
 }
 
-// add the products of a block of codes
-INLINE void dot_codes(const enum pykv_attn_type type, const int nq, const int nc, const char * const * rows, int e,
-                      const void * const * q, vf sum[TILE][DOT_CELLS]) {
+// scores of four cells from codes: products are added up to one sum a query before they are scaled
+INLINE const char * dot_codes(const enum pykv_attn_type type, const int nq, const struct heads * k, int first,
+                              const void * const * q, float * scores, const char * ahead) {
+    const char * const * rows = k->rows + first;
+    vf sum[TILE];
     UNROLL
-    for (int c = 0; c < nc; ++c) {
-        const char * block = rows[c] + (size_t) (e / 32) * (size_t) bytes_of_32(type);
-        const codes32 k = open_codes(type, block);
-        const vf scale = vf_set1_f16(block);
+    for (int i = 0; i < nq; ++i) sum[i] = vf_zero();
+    for (int e = 0; e < k->width; e += 32) {
+        const size_t offset = k->offset + (size_t) (e / 32) * (size_t) bytes_of_32(type);
+        const vf scale = vf_repeat4_f16(rows, offset);
+        codes32 x[4];
+        ahead = fetch(ahead, 4 * bytes_of_32(type), k->again);
         UNROLL
-        for (int i = 0; i < nq; ++i) sum[i][c] = vf_fma(codes_dot(&k, (const int16_t *) q[i] + e), scale, sum[i][c]);
+        for (int c = 0; c < 4; ++c) x[c] = open_codes(type, rows[c] + offset);
+        UNROLL
+        for (int i = 0; i < nq; ++i) sum[i] = vf_fma(codes_dot4(x, (const int16_t *) q[i] + e), scale, sum[i]);
     }
+    UNROLL
+    for (int i = 0; i < nq; ++i) vf_store_sum4(scores + i * PYKV_ATTN_BLOCK + first, sum[i]);
+    return ahead;
 }
 
+// scores of `nc` cells from plain numbers
 INLINE const char * dot_cells(const enum pykv_attn_type type, const int nq, const int nc, const struct heads * k,
                               int first, const void * const * q, float * scores, const char * ahead) {
-    // plain numbers: with few cells more vectors a turn, so that a turn reads about a cache line
-    const int n_vectors = nc == 4 || W == 16 ? 1 : 2, step = reads_codes(type) ? 32 : n_vectors * W, width = k->width;
+    // with few cells more vectors a turn, so that a turn reads about a cache line
+    const int n_vectors = nc == 4 || W == 16 ? 1 : 2, step = n_vectors * W, width = k->width;
     const char * rows[DOT_CELLS];
     vf sum[TILE][DOT_CELLS];
     UNROLL
@@ -68,12 +78,8 @@ INLINE const char * dot_cells(const enum pykv_attn_type type, const int nq, cons
     }
     for (int e = 0; e < width; e += step) {
         ahead = fetch(ahead, nc * step * bytes_of_32(type) / 32, k->again);
-        if (reads_codes(type)) {
-            dot_codes(type, nq, nc, rows, e, q, sum);
-        } else {
-            UNROLL
-            for (int i = 0; i < n_vectors; ++i) dot_vector(type, nq, nc, rows, e + i * W, q, sum);
-        }
+        UNROLL
+        for (int i = 0; i < n_vectors; ++i) dot_vector(type, nq, nc, rows, e + i * W, q, sum);
     }
     UNROLL
     for (int i = 0; i < nq; i += nc == 4 ? 1 : 2) {
@@ -95,12 +101,22 @@ INLINE void dot_tile(const enum pykv_attn_type type, const int nq, const struct 
     for (int i = 0; i < nq; ++i) q[i] = all_q[i];
     // as many sums as leave registers for K and the queries
     const int nc = nq * 4 + nq <= N_REGISTERS ? 4 : 2;
-    for (int c = 0; c < CELLS; c += nc) ahead = dot_cells(type, nq, nc, k, c, q, scores, ahead);
+    if (reads_codes(type)) {
+        for (int c = 0; c < CELLS; c += 4) ahead = dot_codes(type, nq, k, c, q, scores, ahead);
+    } else {
+        for (int c = 0; c < CELLS; c += nc) ahead = dot_cells(type, nq, nc, k, c, q, scores, ahead);
+    }
 }
+
+// what each of a call's cells counts for each query
+struct weights {
+    const float * first;
+    int stride; // from one query to the next
+};
 
 // add to `steps` times sixteen values of each sum; a single step says which half of a block it is
 INLINE const char * add_steps(const enum pykv_attn_type type, const int nq, const int steps, const int first_half,
-                              const struct heads * v, int e, const float * weights, float * const * sums,
+                              const struct heads * v, int e, struct weights w, float * const * sums,
                               const char * ahead) {
     vf sum[TILE][4 * V16];
     const int bytes = steps * bytes_of_32(type) / 2; // of a cell
@@ -114,13 +130,13 @@ INLINE const char * add_steps(const enum pykv_attn_type type, const int nq, cons
         vf weight[TILE];
         if (!is_blocked(type) && (c * bytes & 63) < bytes) fetch(ahead + c * bytes, bytes, v->again); // a line begins
         UNROLL
-        for (int i = 0; i < nq; ++i) weight[i] = vf_set1(weights[i * PYKV_ATTN_BLOCK + c]);
+        for (int i = 0; i < nq; ++i) weight[i] = vf_set1(w.first[i * w.stride + c]);
         UNROLL
         for (int step = 0; step < steps; ++step) {
             const struct sixteen s = open16(type, v->rows[c] + v->offset, e + 16 * step, (first_half + step) & 1);
             UNROLL
             for (int part = 0; part < V16; ++part) {
-                const vf x = part16(type, &s, part);
+                const vf x = is_blocked(type) ? code16(type, &s, part) : part16(type, &s, part);
                 const int j = step * V16 + part;
                 UNROLL
                 for (int i = 0; i < nq; ++i) sum[i][j] = vf_fma(weight[i], x, sum[i][j]);
@@ -135,23 +151,58 @@ INLINE const char * add_steps(const enum pykv_attn_type type, const int nq, cons
     return ahead + CELLS * bytes;
 }
 
-INLINE void add_tile(const enum pykv_attn_type type, const int nq, const struct heads * v, const float * weights,
-                     float * const * sums) {
+INLINE void add_numbers(const enum pykv_attn_type type, const int nq, const struct heads * v, struct weights w,
+                        float * const * sums) {
     // four steps or two, as many sums as leave registers for one V vector and the weights
     const int steps = 4 * nq * V16 + nq < N_REGISTERS ? 4 : 2 * nq * V16 + nq < N_REGISTERS ? 2 : 1;
     const int width = v->width;
     const char * ahead = v->ahead;
     int e = 0;
-    if (steps > 1) {
-        for (; e + 16 * steps <= width; e += 16 * steps) {
-            ahead = add_steps(type, nq, steps, 0, v, e, weights, sums, ahead);
+    for (; e + 16 * steps <= width; e += 16 * steps) {
+        ahead = add_steps(type, nq, steps, 0, v, e, w, sums, ahead);
+    }
+    for (; e < width; e += 16) ahead = add_steps(type, nq, 1, 0, v, e, w, sums, ahead);
+}
+
+typedef float block_weights[TILE][CELLS];
+
+// scaled[block][query][cell] = the cell's weight times the scale of its block
+static void scale_weights(const struct heads * v, int block_bytes, int nq, const float * weights,
+                          block_weights * scaled) {
+    for (int b = 0; b < v->width / 32; ++b) {
+        for (int c = 0; c < CELLS; c += W) {
+            const vf scale = vf_gather_f16(v->rows + c, v->offset + (size_t) (b * block_bytes));
+            for (int i = 0; i < nq; ++i) {
+                vf_store(&scaled[b][i][c], vf_mul(vf_load(weights + i * PYKV_ATTN_BLOCK + c), scale));
+            }
         }
     }
-    for (; e + 32 <= width; e += 32) {
-        ahead = add_steps(type, nq, 1, 0, v, e, weights, sums, ahead);
-        ahead = add_steps(type, nq, 1, 1, v, e + 16, weights, sums, ahead);
+}
+
+// a block's scale goes into the weights of its cell: one product for 32 codes
+INLINE void add_codes(const enum pykv_attn_type type, const int nq, const struct heads * v, const float * weights,
+                      float * const * sums) {
+    block_weights scaled[PYKV_ATTN_MAX_HEAD / 32];
+    const char * ahead = v->ahead;
+    scale_weights(v, bytes_of_32(type), nq, weights, scaled);
+    for (int e = 0; e < v->width; e += 32) {
+        const struct weights w = {scaled[e / 32][0], CELLS};
+        if (2 * nq * V16 + nq < N_REGISTERS) {
+            ahead = add_steps(type, nq, 2, 0, v, e, w, sums, ahead);
+        } else {
+            ahead = add_steps(type, nq, 1, 0, v, e, w, sums, ahead);
+            ahead = add_steps(type, nq, 1, 1, v, e + 16, w, sums, ahead);
+        }
     }
-    if (e < width) add_steps(type, nq, 1, 0, v, e, weights, sums, ahead);
+}
+
+INLINE void add_tile(const enum pykv_attn_type type, const int nq, const struct heads * v, const float * weights,
+                     float * const * sums) {
+    if (is_blocked(type)) {
+        add_codes(type, nq, v, weights, sums);
+    } else {
+        add_numbers(type, nq, v, (struct weights) {weights, PYKV_ATTN_BLOCK}, sums);
+    }
 }
 
 // The types that the loops read as they are stored. Of the others a head is converted to floats first, and of all but

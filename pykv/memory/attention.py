@@ -1,6 +1,7 @@
 """Attention over stored K and V: the one place where its graph is built.
 
-Three paths compute the same. `fused` is pykv's kernel for a few query rows, on the CPU. `flash` is ggml's operation.
+Three paths compute the same. `fused` is pykv's kernel for a few query rows, on the CPU, or for some more in blocks of a
+few: each reads all of K and V, which costs less than what the other two do with them. `flash` is ggml's operation.
 `matmul` multiplies matrices, with the query heads of one KV head laid side by side as rows, so that each K and V row is
 read once for all of them.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import reduce
 
 from pykv.errors import ParamError
 from pykv.ggml import Arena, DType, Tensor, ops
@@ -27,7 +29,7 @@ class AttentionPath(Enum):
 
 
 MANY_TOKENS = 64
-"""From this many tokens on a ubatch counts as a prompt; ggml's fused kernel works in tiles of as many."""
+"""From this many tokens on a ubatch counts as a prompt; ggml's flash attention works in tiles of as many."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,7 @@ class AttentionPlan:
     ----------
     many : path of ubatches of `MANY_TOKENS` tokens a stream or more: prompts; `FLASH` or `GROUPED`.
     transpose_from : used cells from which V is stored transposed; 0 = always, None = never.
-    few : path of up to `FUSED_MAX_ROWS` tokens a stream over V in rows, `FUSED` or `FLASH`. What lies between few and
-        many takes `FLASH`.
+    few : path of fewer tokens over V in rows, `FUSED` or `FLASH`.
 
     Raises
     ------
@@ -67,9 +68,7 @@ class AttentionPlan:
         """Return the path for a ubatch with that many tokens in each stream, over V as it is stored."""
         if n_tokens >= MANY_TOKENS:
             return self.many
-        if v_trans:
-            return AttentionPath.GROUPED
-        return self.few if n_tokens <= ops.FUSED_MAX_ROWS else AttentionPath.FLASH
+        return AttentionPath.GROUPED if v_trans else self.few
 
     def wants_transposed(self, n_used: int, v_trans: bool) -> bool:
         """Return how V shall lie with `n_used` cells in use, given how it lies.
@@ -123,17 +122,40 @@ def attend(arena: Arena, path: AttentionPath, q: Tensor, kv: KVView, mask: Tenso
 
 
 def _fused(arena: Arena, q: Tensor, kv: KVView, mask: Tensor, params: AttentionParams) -> Tensor:
-    out = ops.fused_attn(
-        arena,
-        q,
-        kv.k,
-        v_in_rows(arena, kv),
-        mask,
-        sinks=params.sinks,
-        scale=params.scale,
-        max_bias=params.alibi_max_bias,
-        logit_softcap=params.logit_softcap,
-    )
+    v, outs = v_in_rows(arena, kv), []
+    for some, seen in row_blocks(arena, q, mask):
+        out = ops.fused_attn(
+            arena,
+            some,
+            kv.k,
+            v,
+            seen,
+            sinks=params.sinks,
+            scale=params.scale,
+            max_bias=params.alibi_max_bias,
+            logit_softcap=params.logit_softcap,
+        )
+        outs.append(out)
+    return joined(arena, outs)
+
+
+def row_blocks(arena: Arena, q: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return queries [Dk, H, n, S] and their mask in blocks of as many rows as the fused kernel takes at once."""
+    n = q.ne[2]
+    if n <= ops.FUSED_MAX_ROWS:
+        return [(q, mask)]
+    blocks = []
+    for begin in range(0, n, ops.FUSED_MAX_ROWS):
+        size = min(ops.FUSED_MAX_ROWS, n - begin)
+        some = ops.view(arena, q, (*q.ne[:2], size, q.ne[3]), q.nb[1:], begin * q.nb[2])
+        seen = ops.view(arena, mask, (mask.ne[0], size, *mask.ne[2:]), mask.nb[1:], begin * mask.nb[1])
+        blocks.append((some, seen))
+    return blocks
+
+
+def joined(arena: Arena, outs: list[Tensor]) -> Tensor:
+    """Return the outputs [Dv, H, m, S] of blocks of rows as one, [Dv, H, n * S]."""
+    out = reduce(lambda a, b: ops.concat(arena, a, b, 2), outs)
     return ops.reshape(arena, out, out.ne[0], out.ne[1], out.ne[2] * out.ne[3])
 
 

@@ -71,7 +71,7 @@ class KVCache(StoredKV, Snapshots):
 
     def begin_batch(self, batch: ValidBatch) -> None:
         """Carry out what is queued, and refuse a batch that no room would help; raises `BatchError`."""
-        self.update()
+        self.follow()
         if self.n_stream > 1 and batch.has_coupled:
             # differs from llama.cpp: not "no slot", because no smaller batch could help
             raise BatchError("seq_id: tokens of several sequences at once need kv_unified=True, shared cells")
@@ -100,7 +100,7 @@ class KVCache(StoredKV, Snapshots):
 
     def apply(self, slot: SlotInfo, ubatch: UBatch) -> None:
         """Write a ubatch's bookkeeping into its slot. A cache that shares its cells leaves them alone."""
-        self.update()
+        self.follow()
         if self.other is None:
             self.streams.apply(slot, ubatch)
 

@@ -10,7 +10,7 @@ from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams
 from pykv.models.rope import ContextRope
 
-NODES_PER_LAYER = 88
+NODES_PER_LAYER = 96
 """Nodes of one layer's graph, at most, with what its memory and an observer add, in a family that says nothing else."""
 
 

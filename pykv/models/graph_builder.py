@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,13 @@ class GraphShape:
     ----------
     memory : what the memory must know; made by its plan.
     n_outputs : tokens whose logits are wanted.
-    watch : what is observed.
+    watches : what is observed.
     from_embeddings : the ubatch brings embeddings instead of tokens.
     """
 
     memory: MemoryShape
     n_outputs: int
-    watch: MassWatch | None = None
+    watches: tuple[MassWatch, ...] = ()
     from_embeddings: bool = False
 
     @property
@@ -76,7 +76,7 @@ class GraphBuilder:
     def inputs(self) -> tuple[GraphInput, ...]:
         return tuple(one for one, _ in self._inputs.values()) + self.memory.inputs
 
-    def fill(self, slot: Any, ubatch: UBatch, chosen: BoolArray | None = None) -> None:
+    def fill(self, slot: Any, ubatch: UBatch, chosen: Sequence[BoolArray] | None = None) -> None:
         """Write all inputs for a ubatch whose bookkeeping has been applied; see `MemoryGraph.fill`."""
         for one, write in self._inputs.values():
             write(one.array, ubatch)
@@ -152,7 +152,7 @@ class GraphBuilder:
 
     def observe(self, il: int, q: Tensor, scale: float, sinks: Tensor | None = None) -> None:
         """Let a layer whose outputs nobody needs be observed, if it is to be."""
-        if self.kv.watches(il):
+        if self.kv.observes(il):
             self.kv.attend(il, q, scale, sinks)
 
 

@@ -5,7 +5,9 @@ Source: spec decode.md sections 4 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from pykv.batch import UBatch
@@ -13,6 +15,7 @@ from pykv.errors import AllocError
 from pykv.ggml import Arena, Backend, Graph, GraphInput, Sched, Tensor, ops
 from pykv.ggml.owner import Owner
 from pykv.memory import AttentionPath, AttentionPlan, MassWatch, Memory
+from pykv.memory.attention import MANY_TOKENS
 from pykv.memory.memory_graph import MemoryShape
 from pykv.models import Architecture, GraphBuilder, GraphShape
 from pykv.models.architecture import nodes_per_layer
@@ -21,6 +24,10 @@ from pykv.typing import F32Array
 
 NODES_PER_ROUTING, NODES_PER_EXPERT = 24, 2
 """What a layer takes beside `nodes_per_layer` to choose a token's experts, and to add up what each makes of it."""
+NODES_PER_SNAPSHOT = 2
+"""What a layer with a state takes to keep one more beside the latest."""
+NODES_PER_MASS = 32
+"""Nodes of each layer for each watch."""
 NODES_BESIDE = 64
 
 
@@ -39,6 +46,11 @@ class Compute:
     Attributes
     ----------
     n_reused : ubatches that ran on the graph of the one before.
+
+    Parameters
+    ----------
+    stands_on : what holds the weights.
+    n_rs_seq : states that layers keep of each sequence beside the latest.
     """
 
     def __init__(
@@ -48,28 +60,30 @@ class Compute:
         attention: AttentionPlan,
         backends: list[Backend],
         stands_on: tuple[Owner, ...],
+        n_rs_seq: int = 0,
     ) -> None:
         self._model, self._memory, self._attention = model, memory, attention
-        budget = _n_nodes(model)
-        self._arena = Arena(budget, budget)
-        self._sched = Sched(backends, budget, (*stands_on, *memory.owners, self._arena))
+        self._backends, self._stands_on = backends, (*stands_on, *memory.owners)
+        self._n_rs_seq = n_rs_seq
+        self._arena, self._sched = self._room(0)
         self._built: BuiltGraph | None = None
         self.n_reused = 0
 
-    def reserve(self, n_tokens: int, n_outputs: int, watch: MassWatch | None = None) -> None:
-        """Allocate compute memory for the largest ubatch, observed by `watch`. Drops the graph at hand.
+    def reserve(self, n_tokens: int, n_outputs: int, watches: Sequence[MassWatch] = ()) -> None:
+        """Allocate compute memory for the largest ubatch, observed by `watches`. Drops the graph at hand.
+
+        What was held before is given back first; after an error, nothing is held.
 
         Raises
         ------
         AllocError : the memory cannot be had.
         UnsupportedOpError : a node runs on none of the devices.
         """
-        self._built = None
+        self.close()  # a scheduler would keep what it has
+        self._arena, self._sched = self._room(len(watches))
         purpose = f"n_ubatch={n_tokens} over {self._memory.n_cells} cells"
-        for n in self._largest(n_tokens):
-            shape = self._memory.full_shape(n)
-            seen = None if watch is None else watch.up_to(shape.n_tokens // self._memory.n_stream)
-            built = self._build(GraphShape(shape, min(n_outputs, n), seen))
+        for shape in self._largest(n_tokens, n_outputs, watches):
+            built = self._build(shape)
             built.graph.check_supported(self._sched.devices)
             self._sched.reserve(built.graph, purpose)
         # a host that overcommits grants memory which it lacks, and ends the process when that is written to
@@ -77,11 +91,23 @@ class Compute:
         if self._sched.nbytes_on(host) > host.device.memory_free:
             raise AllocError(f"{purpose}: {self._sched.nbytes_on(host)} bytes of compute buffers are more than is free")
 
-    def _largest(self, n_tokens: int) -> list[int]:
-        """Return the sizes of ubatches that may need the most memory, ascending."""
-        n_few = ops.FUSED_MAX_ROWS * self._memory.n_stream
-        is_fused = self._attention.few is AttentionPath.FUSED
-        return [n_few, n_tokens] if is_fused and n_few < n_tokens else [n_tokens]
+    def _largest(self, n_tokens: int, n_outputs: int, watches: Sequence[MassWatch]) -> Iterator[GraphShape]:
+        """Yield the shapes of which one needs the most memory; a smaller one may, where it takes another path."""
+        n_stream = self._memory.n_stream
+        n_tokens = -(-n_tokens // n_stream) * n_stream
+        sizes = {n_tokens}
+        if self._attention.few is AttentionPath.FUSED:
+            # the fused path's blocks of rows: as many as there can be, and as many whole ones, whose masses lie between
+            most = MANY_TOKENS - 1
+            sizes |= {
+                min(n_tokens, n * n_stream) for n in (most, most - most % ops.FUSED_MAX_ROWS if watches else most)
+            }
+        for n in sorted(sizes):
+            # where some rows of logits are not wanted, there is an index of those that are
+            outputs = {min(n_outputs, n), max(1, min(n_outputs, n - 1))} if n == n_tokens else {min(n_outputs, n - 1)}
+            seen = {_seen(watches, n // n_stream, is_cut) for is_cut in (False, True)}
+            for shape, n_out, seen_by in product(self._memory.full_shapes(n, self._attention), outputs, seen):
+                yield GraphShape(shape, n_out, seen_by)
 
     def lay_out(self, n_tokens: int) -> None:
         """Let what is stored lie as generation at the present depth reads it best, before `n_tokens` more come."""
@@ -89,21 +115,21 @@ class Compute:
             self._built = None
 
     def run(
-        self, shape: MemoryShape, slot: Any, ubatch: UBatch, out: F32Array, watched: Watched | None = None
-    ) -> Mapping[int, Tensor]:
+        self, shape: MemoryShape, slot: Any, ubatch: UBatch, out: F32Array, watched: Sequence[Watched] = ()
+    ) -> tuple[Mapping[int, Tensor], ...]:
         """Compute a ubatch whose bookkeeping has been applied; writes its logits into `out` (n_outputs, n_vocab).
 
         Returns
         -------
-        The masses that `watched` asks for, see `MemoryGraph.masses`; they hold until the next ubatch.
+        The masses that each of `watched` asks for, see `MemoryGraph.masses`; they hold until the next ubatch.
 
         Raises
         ------
         ComputeCancelled, ComputeError, AllocError : the ubatch's rows in the cache are then undefined.
         """
-        watch, chosen = (None, None) if watched is None else (watched.watch, watched.chosen)
-        built = self._graph_for(GraphShape(shape, ubatch.n_outputs, watch, ubatch.token is None))
-        built.builder.fill(slot, ubatch, chosen)
+        watches = tuple(one.watch for one in watched)
+        built = self._graph_for(GraphShape(shape, ubatch.n_outputs, watches, ubatch.token is None))
+        built.builder.fill(slot, ubatch, [one.chosen for one in watched])
         self._sched.compute(built.graph)
         if built.logits is not None:
             built.logits.get_into(out)
@@ -118,6 +144,12 @@ class Compute:
     def nbytes(self) -> int:
         """Compute memory in bytes."""
         return self._sched.nbytes
+
+    def _room(self, n_watches: int) -> tuple[Arena, Sched]:
+        """Return what holds a graph that is observed by so many watches, and a scheduler without compute memory."""
+        budget = _n_nodes(self._model, n_watches, self._n_rs_seq)
+        arena = Arena(budget, budget)
+        return arena, Sched(self._backends, budget, (*self._stands_on, arena))
 
     def drop_graph(self) -> None:
         """Forget the graph at hand, so that the next ubatch builds its own."""
@@ -139,7 +171,7 @@ class Compute:
         self._sched.reset()
         self._arena.reset()
         graph = Graph(self._arena)
-        memory = self._memory.graph(graph, shape.memory, self._attention, shape.watch)
+        memory = self._memory.graph(graph, shape.memory, self._attention, shape.watches)
         builder = GraphBuilder(graph, self._memory.spec, shape, memory)
         logits = self._model.build(builder)
         if logits is not None:
@@ -147,9 +179,21 @@ class Compute:
         return BuiltGraph(graph, builder, logits)
 
 
-def _n_nodes(model: Architecture) -> int:
+def _seen(watches: Sequence[MassWatch], n_rows: int, is_cut: bool) -> tuple[MassWatch, ...]:
+    """Return what is observed of so many rows of a stream at most; with `is_cut`, of one less where some may not count.
+
+    Weights of all rows may be there already, those of some are computed beside.
+    """
+    seen = tuple(watch.up_to(n_rows) for watch in watches)
+    if not is_cut or n_rows == 1:
+        return seen
+    return tuple(replace(one, n_rows=n_rows - 1) if one.what.last and one.n_rows == n_rows else one for one in seen)
+
+
+def _n_nodes(model: Architecture, n_watches: int, n_rs_seq: int) -> int:
     """Return the nodes of a graph, at most."""
     hparams = model.hparams
     n_used = hparams.n_expert_used
     routed = NODES_PER_ROUTING + NODES_PER_EXPERT * n_used if n_used else 0
-    return NODES_BESIDE + (nodes_per_layer(model) + routed) * hparams.n_layer
+    per_layer = nodes_per_layer(model) + routed + NODES_PER_SNAPSHOT * n_rs_seq + NODES_PER_MASS * n_watches
+    return NODES_BESIDE + per_layer * hparams.n_layer

@@ -152,13 +152,13 @@ def test_prompts_alone_are_measured_where_the_rest_is_told(
 
 
 def test_a_plan_names_the_path_of_every_ubatch() -> None:
-    """Sixteen rows are what the fused path takes."""
+    """The fused path takes sixteen rows at once, and more in blocks."""
     plan = AttentionPlan(FLASH, 1000)
     few = [plan.path(n, v_trans) for v_trans in (False, True) for n in (1, MANY_TOKENS - 1)]
     assert few == [FLASH, FLASH, GROUPED, GROUPED]
     assert [plan.path(MANY_TOKENS, v_trans) for v_trans in (False, True)] == [FLASH, FLASH]
     plan = AttentionPlan(GROUPED, None, FUSED)
-    assert [plan.path(n, False) for n in (1, 16, 17, MANY_TOKENS)] == [FUSED, FUSED, FLASH, GROUPED]
+    assert [plan.path(n, False) for n in (1, 16, 17, MANY_TOKENS)] == [FUSED, FUSED, FUSED, GROUPED]
 
 
 def test_a_plan_takes_no_path_where_that_does_not_serve() -> None:

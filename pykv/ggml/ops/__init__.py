@@ -3,7 +3,15 @@
 from pykv.ggml.ops.arithmetic import add, clamp, div, fill, fill_inplace, mul, scale, scale_inplace, sub
 from pykv.ggml.ops.attention import flash_attn, soft_max
 from pykv.ggml.ops.experts import add_id, argsort_top_k, mul_mat_id
-from pykv.ggml.ops.fused import FUSED_MAX_ROWS, MassOf, fused_attn, fused_attn_mass, fused_attn_misfit, fused_isa
+from pykv.ggml.ops.fused import (
+    FUSED_MAX_ROWS,
+    MassOf,
+    fused_attn,
+    fused_attn_largest,
+    fused_attn_masses,
+    fused_attn_misfit,
+    fused_isa,
+)
 from pykv.ggml.ops.gated import geglu, swiglu, swiglu_oai
 from pykv.ggml.ops.matmul import mul_mat, out_prod
 from pykv.ggml.ops.norms import l2_norm, norm, rms_norm
@@ -33,7 +41,8 @@ __all__ = [
     "fill_inplace",
     "flash_attn",
     "fused_attn",
-    "fused_attn_mass",
+    "fused_attn_largest",
+    "fused_attn_masses",
     "fused_attn_misfit",
     "fused_isa",
     "gated_delta_net",

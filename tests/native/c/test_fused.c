@@ -45,7 +45,9 @@ struct test {
     bool * visible;   // [stream][cell]: to any row
 };
 
-static size_t head_bytes(enum pykv_attn_type type, int width) { return (size_t) width * (size_t) block_bytes[type] / 32; }
+static size_t head_bytes(enum pykv_attn_type type, int width) {
+    return (size_t) width * (size_t) block_bytes[type] / 32;
+}
 
 static void fill_row(enum pykv_attn_type type, uint8_t * at, int width) {
     if (type == PYKV_ATTN_F32) {
@@ -84,12 +86,14 @@ static void * make_store(struct pykv_attn * a, struct pykv_attn_store * x, int w
     }
     x->stream = x->cell * (a->n_kv - 1) + x->head * (a->n_head_kv - 1) + (int64_t) bytes + (int64_t) pad2;
     if (x->type == PYKV_ATTN_F32) x->stream = (x->stream + 3) / 4 * 4;
-    const size_t size = (size_t) (x->stream * (a->n_stream - 1) + x->cell * (a->n_kv - 1) + x->head * (a->n_head_kv - 1)) + bytes;
+    const int64_t last = x->stream * (a->n_stream - 1) + x->cell * (a->n_kv - 1) + x->head * (a->n_head_kv - 1);
+    const size_t size = (size_t) last + bytes;
     uint8_t * data = malloc(size);
     memset(data, 0xff, size);
     for (int s = 0; s < a->n_stream; ++s) {
         for (int c = 0; c < a->n_kv; ++c) {
-            for (int h = 0; h < a->n_head_kv; ++h) fill_row(x->type, data + s * x->stream + c * x->cell + h * x->head, width);
+            uint8_t * cell = data + s * x->stream + c * x->cell;
+            for (int h = 0; h < a->n_head_kv; ++h) fill_row(x->type, cell + h * x->head, width);
         }
     }
     x->data = data;
@@ -129,13 +133,15 @@ static void * make_mask(struct test * t) {
     const int size = a->mask_is_f16 ? 2 : 4, kind = below(7);
     a->mask_row = (a->n_kv + below(9)) * size;
     a->mask_stream = a->mask_row * a->n_rows + below(5) * size;
-    char * mask = malloc((size_t) (a->mask_stream * (a->n_stream - 1) + a->mask_row * (a->n_rows - 1) + a->n_kv * size));
+    const int64_t last_row = a->mask_stream * (a->n_stream - 1) + a->mask_row * (a->n_rows - 1);
+    char * mask = malloc((size_t) (last_row + a->n_kv * size));
     for (int s = 0; s < a->n_stream; ++s) {
         for (int r = 0; r < a->n_rows; ++r) {
             for (int c = 0; c < a->n_kv; ++c) {
                 const float x = mask_value(kind, a, r, c);
                 const uint16_t h = half_of(x);
-                memcpy(mask + s * a->mask_stream + r * a->mask_row + c * size, a->mask_is_f16 ? (const void *) &h : &x, (size_t) size);
+                char * to = mask + s * a->mask_stream + r * a->mask_row + c * size;
+                memcpy(to, a->mask_is_f16 ? (const void *) &h : &x, (size_t) size);
                 if (x != -INFINITY) t->visible[s * a->n_kv + c] = true;
             }
         }
@@ -268,8 +274,10 @@ static void check(struct test * t, const char * isa) {
     struct pykv_attn * a = &t->a;
     const size_t n = (size_t) a->head_v * a->n_head * a->n_rows * a->n_stream;
     const size_t n_mass = (size_t) a->n_kv * a->n_head_kv * a->n_stream;
-    float * out[2] = {numbers(n), numbers(n)}, * mass[2] = {numbers(n_mass), numbers(n_mass)}, * weight = numbers((size_t) a->n_head);
-    double * truth = malloc(n * sizeof *truth), * share = malloc(sizeof *share * a->n_kv * a->n_head * a->n_rows * a->n_stream);
+    float * out[2] = {numbers(n), numbers(n)}, * mass[2] = {numbers(n_mass), numbers(n_mass)};
+    float * weight = numbers((size_t) a->n_head);
+    double * truth = malloc(n * sizeof *truth);
+    double * share = malloc(sizeof *share * a->n_kv * a->n_head * a->n_rows * a->n_stream);
     for (int i = 0; i < a->n_head; ++i) weight[i] = below(2) ? 1.0f : 0.0f;
     float * rows = numbers((size_t) (a->n_rows * a->n_stream));
     for (int i = 0; i < a->n_rows * a->n_stream; ++i) rows[i] = below(2) ? 1.0f : 0.0f;
@@ -303,8 +311,9 @@ static void check(struct test * t, const char * isa) {
     // queries in 16 bits, where K is read as codes
     const double bound = a->k.type == PYKV_ATTN_Q8_0 || a->k.type == PYKV_ATTN_Q4_0 ? 5e-9 : 1e-11;
     if (error > bound || mass_error > bound) {
-        fprintf(stderr, "%s K %d V %d Dk %d Dv %d H %d/%d n_kv %d rows %d S %d: NMSE %g (%g), mass %g (%g)\n", isa, a->k.type, a->v.type,
-                a->head_k, a->head_v, a->n_head, a->n_head_kv, a->n_kv, a->n_rows, a->n_stream, error, worst, mass_error, worst_mass);
+        fprintf(stderr, "%s K %d V %d Dk %d Dv %d H %d/%d n_kv %d rows %d S %d: ", isa, a->k.type, a->v.type, a->head_k,
+                a->head_v, a->n_head, a->n_head_kv, a->n_kv, a->n_rows, a->n_stream);
+        fprintf(stderr, "NMSE %g (%g), mass %g (%g)\n", error, worst, mass_error, worst_mass);
         fail("too far from the reference");
     }
     for (int i = 0; i < 2; ++i) free(out[i]), free(mass[i]);
