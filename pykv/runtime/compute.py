@@ -21,6 +21,8 @@ from pykv.typing import F32Array
 
 NODES_PER_ROUTING, NODES_PER_EXPERT = 24, 2
 """What a layer takes beside `nodes_per_layer` to choose a token's experts, and to add up what each makes of it."""
+NODES_PER_SNAPSHOT = 2
+"""What a layer with a state takes to keep one more beside the latest."""
 NODES_BESIDE = 64
 
 
@@ -39,6 +41,11 @@ class Compute:
     Attributes
     ----------
     n_reused : ubatches that ran on the graph of the one before.
+
+    Parameters
+    ----------
+    stands_on : what holds the weights.
+    n_rs_seq : states that layers keep of each sequence beside the latest.
     """
 
     def __init__(
@@ -48,9 +55,10 @@ class Compute:
         attention: AttentionPlan,
         backends: list[Backend],
         stands_on: tuple[Owner, ...],
+        n_rs_seq: int = 0,
     ) -> None:
         self._model, self._memory, self._attention = model, memory, attention
-        budget = _n_nodes(model)
+        budget = _n_nodes(model, n_rs_seq)
         self._arena = Arena(budget, budget)
         self._sched = Sched(backends, budget, (*stands_on, *memory.owners, self._arena))
         self._built: BuiltGraph | None = None
@@ -147,9 +155,10 @@ class Compute:
         return BuiltGraph(graph, builder, logits)
 
 
-def _n_nodes(model: Architecture) -> int:
+def _n_nodes(model: Architecture, n_rs_seq: int) -> int:
     """Return the nodes of a graph, at most."""
     hparams = model.hparams
     n_used = hparams.n_expert_used
     routed = NODES_PER_ROUTING + NODES_PER_EXPERT * n_used if n_used else 0
-    return NODES_BESIDE + (nodes_per_layer(model) + routed) * hparams.n_layer
+    per_layer = nodes_per_layer(model) + routed + NODES_PER_SNAPSHOT * n_rs_seq
+    return NODES_BESIDE + per_layer * hparams.n_layer
