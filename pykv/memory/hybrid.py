@@ -125,7 +125,7 @@ class HybridMemory(MemoryParts):
         part.seq_cp(src, dst, p0, p1)
 
     def pos_min(self, seq_id: int) -> int:
-        """Return the smallest position that both parts know of, -1 if the sequence is empty: a state has only its last."""
+        """Return the smallest position that both parts have, -1 if the sequence is empty: a state has only its last."""
         return max(part.pos_min(seq_id) for part in self.parts)
 
     def pos_max(self, seq_id: int) -> int:
