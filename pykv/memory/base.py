@@ -100,11 +100,13 @@ class Memory(Protocol):
         """What a graph that reads this memory stands on."""
         ...
 
-    def full_shape(self, n_tokens: int) -> MemoryShape:
-        """Return the shape of the largest graph over at least so many tokens."""
+    def full_shapes(self, n_tokens: int, attention: AttentionPlan) -> Sequence[MemoryShape]:
+        """Return shapes of which one has the largest graph over at least so many tokens."""
         ...
 
-    def graph(self, graph: Graph, shape: Any, attention: AttentionPlan, watch: MassWatch | None = None) -> MemoryGraph:
+    def graph(
+        self, graph: Graph, shape: Any, attention: AttentionPlan, watches: Sequence[MassWatch] = ()
+    ) -> MemoryGraph:
         """Return this memory's part of a graph of that shape."""
         ...
 
@@ -211,6 +213,14 @@ class Memory(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of the K and V buffers."""
+        ...
+
+    def follow(self) -> None:
+        """Do what `update` does. For who has entered the guard."""
+        ...
+
+    def release(self) -> None:
+        """Do what `close` does. For who has entered the guard."""
         ...
 
     def close(self) -> None:

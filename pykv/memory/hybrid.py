@@ -5,12 +5,12 @@ Follows llama.cpp's ``llama_memory_hybrid``. Source: spec iswa_recurrent_hybrid.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pykv.batch import UBatch, ValidBatch
-from pykv.cells import CellsView, SlotInfo
+from pykv.cells import CellsView, SlotInfo, clip_range
 from pykv.ggml import Graph, GraphInput, Tensor
 from pykv.memory import splits
 from pykv.memory.attention import AttentionPlan
@@ -19,7 +19,7 @@ from pykv.memory.base import MemoryContext
 from pykv.memory.iswa import ISWACache
 from pykv.memory.kv_cache import KVCache
 from pykv.memory.memory_graph import AttentionGraph, MemoryGraph
-from pykv.memory.parts import MemoryParts, PartsContext, PartsShape
+from pykv.memory.parts import MemoryParts, Part, PartsContext, PartsShape
 from pykv.memory.recurrent import RecurrentContext, RecurrentMemory
 from pykv.memory.recurrent_graph import RecurrentGraph
 from pykv.memory.shift_support import ShiftSupport
@@ -61,9 +61,9 @@ class HybridMemory(MemoryParts):
         """Whether V is stored transposed now, where most of it is."""
         return self.attention.v_trans
 
-    def full_shape(self, n_tokens: int) -> PartsShape:
+    def full_shapes(self, n_tokens: int, attention: AttentionPlan) -> list[PartsShape]:
         """Return the shape of the largest graph over at least so many tokens, as many for each sequence."""
-        return super().full_shape(-(-n_tokens // self.n_seq_max) * self.n_seq_max)
+        return super().full_shapes(-(-n_tokens // self.n_seq_max) * self.n_seq_max, attention)
 
     # batches
 
@@ -88,12 +88,12 @@ class HybridMemory(MemoryParts):
         return HybridContext(self, kv, self.recurrent.prepare(ubatches))
 
     def graph(
-        self, graph: Graph, shape: PartsShape, attention: AttentionPlan, watch: MassWatch | None = None
+        self, graph: Graph, shape: PartsShape, attention: AttentionPlan, watches: Sequence[MassWatch] = ()
     ) -> HybridGraph:
         """Return this memory's part of a graph."""
         kv, states = shape.parts
         return HybridGraph(
-            self.attention.graph(graph, kv, attention, watch), self.recurrent.graph(graph, states, attention)
+            self.attention.graph(graph, kv, attention, watches), self.recurrent.graph(graph, states, attention)
         )
 
     # sequences
@@ -104,13 +104,33 @@ class HybridMemory(MemoryParts):
         # differs from llama.cpp: -1 is every sequence here too (there: refused, since states know no such thing)
         return self.recurrent.seq_rm(seq_id, p0, p1) and self.attention.seq_rm(seq_id, p0, p1)
 
+    @verb
+    def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
+        """Let `dst` become what `src` is at `p1`, in both parts or in none: its tokens from `p0` on, and its state.
+
+        Raises
+        ------
+        NoSlotError : the stream of `dst` lacks cells; nothing has changed.
+        ParamError : the state of `src` at `p1` is not kept; nothing has changed.
+        """
+        first, end = clip_range(p0, p1)
+        last, _ = self.recurrent.pos_max(src), self.recurrent.pos_max(dst)
+        if int(src) != int(dst) and first < end and first <= max(last, 0):
+            self._all_or_none(lambda part: self._become(part, src, dst, p0, p1))
+
+    def _become(self, part: Part, src: int, dst: int, p0: int, p1: int) -> None:
+        if part is self.attention:
+            # differs from llama.cpp: there what dst held stays beside what it gets, although its state is that of src
+            part.seq_rm(dst)
+        part.seq_cp(src, dst, p0, p1)
+
     def pos_min(self, seq_id: int) -> int:
-        """Return the smallest stored position of a sequence, -1 if it is empty."""
-        return self.attention.pos_min(seq_id)
+        """Return the smallest position that both parts have, -1 if the sequence is empty: a state has only its last."""
+        return max(part.pos_min(seq_id) for part in self.parts)
 
     def pos_max(self, seq_id: int) -> int:
-        """Return the largest stored position of a sequence, -1 if it is empty."""
-        return self.attention.pos_max(seq_id)
+        """Return the largest position that both parts hold, -1 if the sequence is empty."""
+        return min(part.pos_max(seq_id) for part in self.parts)
 
     def can_shift(self) -> ShiftSupport:
         """Return whether positions can be moved, and if not, why. What was removed stays in the states."""
@@ -194,11 +214,11 @@ class HybridGraph(MemoryGraph):
         return self._attention.inputs + self._states.inputs
 
     @property
-    def masses(self) -> Mapping[int, Tensor]:
+    def masses(self) -> tuple[Mapping[int, Tensor], ...]:
         """See `MemoryGraph.masses`."""
         return self._attention.masses
 
-    def fill(self, slot: Any, ubatch: UBatch, chosen: BoolArray | None = None) -> None:
+    def fill(self, slot: Any, ubatch: UBatch, chosen: Sequence[BoolArray] | None = None) -> None:
         """See `MemoryGraph.fill`; `slot` holds one slot for each part."""
         kv, states = slot
         self._attention.fill(kv, ubatch, chosen)

@@ -5,7 +5,7 @@ Follows llama.cpp's ``llama_kv_cache_iswa``. Source: spec iswa_recurrent_hybrid.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -151,7 +151,7 @@ class ISWACache(MemoryParts):
     def begin_batch(self, batch: ValidBatch) -> None:
         """Carry out what is queued, and refuse a batch that no room would help; raises `BatchError`."""
         self.base.begin_batch(batch)
-        self.swa.update()
+        self.swa.follow()
         self._check_windows(batch)
 
     def check_share(self, batch: ValidBatch) -> None:
@@ -159,12 +159,12 @@ class ISWACache(MemoryParts):
         self.base.check_share(batch)
 
     def graph(
-        self, graph: Graph, shape: PartsShape, attention: AttentionPlan, watch: MassWatch | None = None
+        self, graph: Graph, shape: PartsShape, attention: AttentionPlan, watches: Sequence[MassWatch] = ()
     ) -> ISWAGraph:
         """Return this memory's part of a graph."""
         base, swa = shape.parts
         return ISWAGraph(
-            self, self.base.graph(graph, base, attention, watch), self.swa.graph(graph, swa, attention, watch)
+            self, self.base.graph(graph, base, attention, watches), self.swa.graph(graph, swa, attention, watches)
         )
 
     # sequences
@@ -332,11 +332,12 @@ class ISWAGraph(MemoryGraph):
         return tuple(one for half in self._halves for one in half.inputs)
 
     @property
-    def masses(self) -> Mapping[int, Tensor]:
+    def masses(self) -> tuple[Mapping[int, Tensor], ...]:
         """See `MemoryGraph.masses`."""
-        return {il: mass for half in self._halves for il, mass in half.masses.items()}
+        of_each = zip(*(half.masses for half in self._halves), strict=True)
+        return tuple({**base, **swa} for base, swa in of_each)
 
-    def fill(self, slot: Any, ubatch: UBatch, chosen: BoolArray | None = None) -> None:
+    def fill(self, slot: Any, ubatch: UBatch, chosen: Sequence[BoolArray] | None = None) -> None:
         """See `MemoryGraph.fill`; `slot` holds one slot for each cache."""
         for half, own in zip(self._halves, slot, strict=True):
             half.fill(own, ubatch, chosen)
@@ -349,9 +350,9 @@ class ISWAGraph(MemoryGraph):
         """See `KVGraph.attend`."""
         return self._half(il).attend(il, q, scale, sinks)
 
-    def watches(self, il: int) -> bool:
+    def observes(self, il: int) -> bool:
         """Whether a layer is observed."""
-        return self._half(il).watches(il)
+        return self._half(il).observes(il)
 
     def _half(self, il: int) -> KVGraph:
         return self._halves[self._is_swa[il]]

@@ -14,9 +14,9 @@ from pykv.batch import UBatch, ValidBatch
 from pykv.cells import SlotInfo, Undo
 from pykv.cells.arguments import boolean
 from pykv.errors import BatchError, ContextLengthExceeded, ShiftUnsupported
-from pykv.ggml import BufferType, Graph
+from pykv.ggml import BufferType, Graph, ops
 from pykv.memory import kv_snapshot, splits
-from pykv.memory.attention import MANY_TOKENS, AttentionPlan
+from pykv.memory.attention import MANY_TOKENS, AttentionPath, AttentionPlan
 from pykv.memory.attention_mass import MassWatch
 from pykv.memory.kv_context import KVContext
 from pykv.memory.kv_graph import KVGraph, KVShape
@@ -106,14 +106,19 @@ class KVCache(StoredKV, Snapshots):
 
     # graphs
 
-    def full_shape(self, n_tokens: int) -> KVShape:
-        """Return the shape of the largest graph over so many tokens, rounded up to the same number for each stream."""
-        return KVShape(-(-n_tokens // self.n_stream) * self.n_stream, self.n_cells, 0, self.n_stream)
+    def full_shapes(self, n_tokens: int, attention: AttentionPlan) -> list[KVShape]:
+        """Return shapes of which one has the largest graph over so many tokens, the same number in each stream."""
+        n = -(-n_tokens // self.n_stream)
+        is_fused = attention.path(n, v_trans=False) is AttentionPath.FUSED
+        depths = ops.fused_attn_largest(self.n_cells) if is_fused else (self.n_cells,)
+        return [KVShape(n * self.n_stream, n_kv, 0, self.n_stream) for n_kv in depths]
 
-    def graph(self, graph: Graph, shape: KVShape, attention: AttentionPlan, watch: MassWatch | None = None) -> KVGraph:
+    def graph(
+        self, graph: Graph, shape: KVShape, attention: AttentionPlan, watches: Sequence[MassWatch] = ()
+    ) -> KVGraph:
         """Return this cache's part of a graph."""
         path = attention.path(shape.n_tokens // shape.n_stream, self.store.v_trans)
-        return KVGraph(graph, self, shape, path, watch=watch)
+        return KVGraph(graph, self, shape, path, watches=watches)
 
     def lay_out(self, attention: AttentionPlan, n_tokens: int) -> bool:
         """Let V lie as generation at the present depth reads it best, before `n_tokens` more are stored.
@@ -127,7 +132,7 @@ class KVCache(StoredKV, Snapshots):
         wanted = attention.wants_transposed(self.used_max_p1 + n_tokens, self.store.v_trans)
         if wanted == self.store.v_trans or (wanted and n_tokens >= MANY_TOKENS) or not self.store.can_turn_v:
             return False
-        self.store_v(transposed=wanted)
+        self.lay_out_v(transposed=wanted)
         return True
 
     # sequences

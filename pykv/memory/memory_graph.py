@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from pykv.batch import UBatch
@@ -40,7 +39,7 @@ class AttentionGraph(Protocol):
         """Return attention outputs [Dv, H, n_tokens] of queries `q` [Dk, H, n_tokens] over the stored cells."""
         ...
 
-    def watches(self, il: int) -> bool:
+    def observes(self, il: int) -> bool:
         """Whether a layer's attention is observed."""
         ...
 
@@ -99,19 +98,19 @@ class MemoryGraph(ABC):
         """The inputs that `fill` writes, each once."""
 
     @abstractmethod
-    def fill(self, slot: Any, ubatch: UBatch, chosen: BoolArray | None = None) -> None:
+    def fill(self, slot: Any, ubatch: UBatch, chosen: Sequence[BoolArray] | None = None) -> None:
         """Write the inputs for a ubatch whose bookkeeping has been applied.
 
         Parameters
         ----------
         slot : where it went, as the memory's plan has it.
-        chosen : (n_tokens,) which tokens the observed masses count; None = as the watch has it for this ubatch.
+        chosen : for each watch (n_tokens,) which tokens its masses count; None = as it has it for this ubatch alone.
         """
 
     @property
-    def masses(self) -> Mapping[int, Tensor]:
-        """Layer → the attention that each cell received, [n_kv, n_head_kv or 1, n_stream] f32; only observed ones."""
-        return MappingProxyType({})
+    def masses(self) -> tuple[Mapping[int, Tensor], ...]:
+        """For each watch, layer → the attention that each cell received, [n_kv, n_head_kv or 1, n_stream] f32."""
+        return ()
 
     @property
     def kv(self) -> AttentionGraph:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -105,6 +106,8 @@ class MemoryParts(Snapshots):
 
     def __init__(self, spec: MemorySpec, parts: tuple[Part, ...], guard: Guard) -> None:
         self.spec, self.parts, self.guard = spec, parts, guard
+        for part in parts:  # whose verbs are steps of those of the whole
+            part.guard = guard.inner()
         self.listeners: list[Listener] = []
 
     def prepare(self, ubatches: Sequence[UBatch]) -> PartsContext | None:
@@ -117,9 +120,11 @@ class MemoryParts(Snapshots):
             plans.append(plan)
         return PartsContext(tuple(plans))
 
-    def full_shape(self, n_tokens: int) -> PartsShape:
-        """Return the shape of the largest graph over at least so many tokens."""
-        return PartsShape(tuple(part.full_shape(n_tokens) for part in self.parts))
+    def full_shapes(self, n_tokens: int, attention: AttentionPlan) -> list[PartsShape]:
+        """Return shapes of which one has the largest graph over at least so many tokens."""
+        return [
+            PartsShape(shapes) for shapes in product(*(part.full_shapes(n_tokens, attention) for part in self.parts))
+        ]
 
     def lay_out(self, attention: AttentionPlan, n_tokens: int) -> bool:
         """Let what is stored lie as it will be read; True if graphs at hand are stale."""
@@ -237,8 +242,17 @@ class MemoryParts(Snapshots):
     def close(self) -> None:
         """Free the buffers of all parts. Safe to call twice."""
         with self.guard:
-            for part in self.parts:
-                part.close()
+            self.release()
+
+    def follow(self) -> None:
+        """Do what `update` does. For who has entered the guard."""
+        for part in self.parts:
+            part.follow()
+
+    def release(self) -> None:
+        """Do what `close` does. For who has entered the guard."""
+        for part in self.parts:
+            part.release()
 
     def __enter__(self) -> Self:
         self.require_open()

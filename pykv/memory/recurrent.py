@@ -138,13 +138,13 @@ class RecurrentMemory(Snapshots):
 
     # graphs
 
-    def full_shape(self, n_tokens: int) -> StateShape:
-        """Return the shape of the largest graph over so many tokens, rounded up to the same number for each set."""
+    def full_shapes(self, n_tokens: int, attention: AttentionPlan) -> list[StateShape]:
+        """Return the shape of the largest graph over so many tokens, the same number for each set."""
         n_seqs = self.n_seq_max
-        return StateShape(-(-n_tokens // n_seqs) * n_seqs, n_seqs, self.n_cells - n_seqs, has_fresh=True)
+        return [StateShape(-(-n_tokens // n_seqs) * n_seqs, n_seqs, self.n_cells - n_seqs, has_fresh=True)]
 
     def graph(
-        self, graph: Graph, shape: StateShape, attention: AttentionPlan, watch: MassWatch | None = None
+        self, graph: Graph, shape: StateShape, attention: AttentionPlan, watches: Sequence[MassWatch] = ()
     ) -> RecurrentGraph:
         """Return this memory's part of a graph."""
         return RecurrentGraph(graph, self, shape)
@@ -311,9 +311,17 @@ class RecurrentMemory(Snapshots):
     def close(self) -> None:
         """Free the buffers. Graphs that still stand on them keep them until they go."""
         with self.guard:
-            self._closed = True
-            for buffer in self._buffers:
-                buffer.close()
+            self.release()
+
+    def follow(self) -> None:
+        """Do what `update` does, nothing. For who has entered the guard."""
+        self.require_open()
+
+    def release(self) -> None:
+        """Do what `close` does. For who has entered the guard."""
+        self._closed = True
+        for buffer in self._buffers:
+            buffer.close()
 
     def __enter__(self) -> Self:
         self.require_open()

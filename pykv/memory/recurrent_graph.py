@@ -77,7 +77,7 @@ class RecurrentGraph(MemoryGraph):
         """The inputs that `fill` writes, each once."""
         return (*self._indices.values(), *(() if self._zeros is None else (self._zeros,)))
 
-    def fill(self, slot: RecurrentSlot, ubatch: UBatch, chosen: BoolArray | None = None) -> None:
+    def fill(self, slot: RecurrentSlot, ubatch: UBatch, chosen: Sequence[BoolArray] | None = None) -> None:
         """See `MemoryGraph.fill`."""
         n, n_cells, first = slot.n_seqs, self._memory.n_cells, slot.head
         for name, index in self._indices.items():

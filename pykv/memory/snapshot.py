@@ -20,7 +20,6 @@ from typing import Any, Protocol, Self
 from pykv.cells import Undo
 from pykv.cells.arguments import sequence_id, shown
 from pykv.errors import ParamError, UseAfterCloseError
-from pykv.memory.base import UpdateStatus
 from pykv.memory.guard import Guard
 from pykv.memory.verb import Listener, verb
 
@@ -141,7 +140,7 @@ class Snapshots(ABC):
         if on not in ("host", "device"):
             raise ParamError(f"on={shown(on)}: must be 'host' or 'device'")
         with self.guard:
-            self.update()
+            self.follow()
             position = self.pos_max(seq_id) + 1
             return Snapshot(self.take(seq_id, position, on), self.snapshot_layout, position, on)
 
@@ -164,7 +163,7 @@ class Snapshots(ABC):
         if not isinstance(snapshot, Snapshot):
             raise ParamError(f"snapshot={shown(snapshot)}: must be a Snapshot")
         piece = snapshot.fitting(self.snapshot_layout)
-        self.update()
+        self.follow()
         piece.check(self, seq_id)
         undo = self.bookmark()
         try:
@@ -193,7 +192,7 @@ class Snapshots(ABC):
         """Raise `UseAfterCloseError` if it is closed."""
 
     @abstractmethod
-    def update(self) -> UpdateStatus:
+    def follow(self) -> None:
         """Carry out queued changes of stored data."""
 
     @abstractmethod

@@ -100,11 +100,11 @@ class TwinCache(MemoryParts):
         return None if plan is None else self._both(plan)
 
     def graph(
-        self, graph: Graph, shape: PartsShape, attention: AttentionPlan, watch: MassWatch | None = None
+        self, graph: Graph, shape: PartsShape, attention: AttentionPlan, watches: Sequence[MassWatch] = ()
     ) -> TwinGraph:
         """Return this memory's part of a graph."""
         main, index = shape.parts
-        return TwinGraph(self.main.graph(graph, main, attention, watch), self.index.graph(graph, index, attention))
+        return TwinGraph(self.main.graph(graph, main, attention, watches), self.index.graph(graph, index, attention))
 
     # sequences
 
@@ -177,11 +177,11 @@ class TwinGraph(MemoryGraph):
         return self._main.inputs + self.index.inputs
 
     @property
-    def masses(self) -> Mapping[int, Tensor]:
+    def masses(self) -> tuple[Mapping[int, Tensor], ...]:
         """See `MemoryGraph.masses`."""
         return self._main.masses
 
-    def fill(self, slot: Any, ubatch: UBatch, chosen: BoolArray | None = None) -> None:
+    def fill(self, slot: Any, ubatch: UBatch, chosen: Sequence[BoolArray] | None = None) -> None:
         """See `MemoryGraph.fill`; `slot` holds one slot for each cache, the same."""
         self._main.fill(slot[0], ubatch, chosen)
         self.index.fill(slot[1], ubatch)

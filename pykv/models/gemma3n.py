@@ -147,7 +147,7 @@ class Gemma3n(Gemma2):
 
     def _last_needed(self, b: GraphBuilder) -> int:
         """Return the last layer that stores something, or that is observed."""
-        return max(il for il in range(self.hparams.n_layer) if il not in self.reuse or b.kv.watches(il))
+        return max(il for il in range(self.hparams.n_layer) if il not in self.reuse or b.kv.observes(il))
 
     def _of_layers(self, b: GraphBuilder, x: Tensor) -> Tensor:
         """Return what each layer is told of each token, [n_per_layer, n_tokens, n_layer]."""

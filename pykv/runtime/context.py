@@ -331,7 +331,7 @@ class Context:
         params, model = self.params, self.model
         devices = [d for d in model.placement.devices if d.kind != "cpu"] + [cpu_device()]
         self._backends = [Backend(device, params.n_threads, self._cancel) for device in devices]
-        return Compute(model.architecture, self.memory, self.attention, self._backends, model.owners)
+        return Compute(model.architecture, self.memory, self.attention, self._backends, model.owners, params.n_rs_seq)
 
     def _reserve(self, observers: Sequence[Observer]) -> None:
         """Allocate memory for the largest ubatch under these observers, and drop the graph at hand."""

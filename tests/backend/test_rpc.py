@@ -22,6 +22,7 @@ from support.naive_rope import naive_rope
 from support.nmse import nmse
 from support.rpc import Server, answering, occupied, rpc_server
 from support.rpc_worker import logits, play
+from support.tiny.registry import BY_NAME
 from support.tiny_gguf import TINY_MODELS, TinyModel
 from support.worker import DeathError, Worker
 
@@ -357,6 +358,25 @@ def test_rows_after_the_values_were_turned(client: Client, path: str) -> None:
     answer = client.ask("logits", path=path, devices=BOTH, steps=steps, context=context)
     plain = tuple(step for step in steps if step[0] != "store_v")
     assert differences(answer["rows"], exact(TINY, plain)) <= ROUNDED
+
+
+@pytest.mark.parametrize("on", ["host", "device"])
+@pytest.mark.parametrize(("name", "flash_attn"), [("gemma3-4l-w16-every2", True), ("gemma3-4l-w16-every2", False)])
+def test_a_window_comes_back(client: Client, tmp_path: Path, name: str, flash_attn: bool, on: str) -> None:
+    """Rows go through the host, or from buffer to buffer on the server; V stored by channel goes through the host."""
+    path = BY_NAME[name].write(tmp_path / "tiny.gguf")
+    context = {"n_ctx": 256, "n_ubatch": 8, "flash_attn": flash_attn}
+    told = client.ask("restored", path=str(path), device="RPC0", tokens=TOKENS[:70], on=on, context=context)
+    assert told["nbytes"] > 0
+    assert told["again"] == told["first"]
+
+
+@pytest.mark.parametrize("on", ["host", "device"])
+def test_a_state_comes_back(client: Client, tmp_path: Path, on: str) -> None:
+    path = BY_NAME["mamba2-4l"].write(tmp_path / "tiny.gguf")
+    told = client.ask("restored", path=str(path), device="RPC0", tokens=TOKENS[:50], on=on, context={"n_ctx": 64})
+    assert told["nbytes"] > 0
+    assert told["again"] == told["first"]
 
 
 def test_a_cache_larger_than_the_servers_memory(client: Client, path: str) -> None:

@@ -173,6 +173,27 @@ def in_turns(path: str, device: str, tokens: Sequence[int]) -> dict[str, Any]:
         return {"rows": rows, "n_reused": n_reused}
 
 
+def restored(path: str, device: str, tokens: Sequence[int], on: str, context: dict[str, Any]) -> dict[str, Any]:
+    """Go on twice from a snapshot; tell what was said and the bytes of the snapshot."""
+    import pykv
+
+    with pykv.Model.load(path, [device]) as model, model.context(n_threads=1, **context) as ctx:
+
+        def say() -> list[str]:
+            rows = []
+            for token in tokens[30:]:
+                ctx.decode(pykv.Batch([token]))
+                rows.append(ctx.logits.tobytes().hex())
+            return rows
+
+        ctx.decode(pykv.Batch(tokens[:29]))
+        ctx.decode(pykv.Batch(tokens[29:30]))
+        kept = ctx.memory.snapshot(0, on=on)
+        first = say()
+        ctx.memory.restore(0, kept)
+        return {"first": first, "again": say(), "nbytes": kept.nbytes}
+
+
 def refused(device: str) -> dict[str, str]:
     """Return what asking for memory that cannot be had raises."""
     from pykv.ggml import Arena, Buffer, DType, find_device
@@ -210,7 +231,8 @@ def lose_server(path: str, device: str, server_pid: int) -> None:
 
 def _serve() -> None:
     scenes = {
-        one.__name__: one for one in (connect, logits, op, staged, round_trip, turn_v, in_turns, refused, lose_server)
+        one.__name__: one
+        for one in (connect, logits, op, staged, round_trip, turn_v, in_turns, restored, refused, lose_server)
     }
     for line in sys.stdin:
         scene, arguments = json.loads(line)

@@ -120,13 +120,3 @@ def pad(arena: Arena, a: Tensor, n: int) -> Tensor:
     require(0 <= n <= _INT_MAX and a.has_dense_rows, "pad", f"cannot add {n} zeros to each row", a)
     DType.F32.check_size((a.ne[0] + n, *a.ne[1:]))
     return arena.node(lib.ggml_pad, (a,), n, 0, 0, 0)
-
-
-def concat(arena: Arena, a: Tensor, b: Tensor, dim: int) -> Tensor:
-    """Return `b` behind `a` in one dim, f32; all other dims are equal."""
-    require_dtype("concat", a, DType.F32)
-    require_dtype("concat", b, DType.F32)
-    ok = 0 <= dim < 4 and all(a.ne[i] == b.ne[i] for i in range(4) if i != dim)
-    require(ok, "concat", f"do not fit in dim {dim}", a, b)
-    DType.F32.check_size(tuple(n + b.ne[i] if i == dim else n for i, n in enumerate(a.ne)))
-    return arena.node(lib.ggml_concat, (a, b), dim)
