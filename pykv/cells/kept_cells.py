@@ -129,14 +129,13 @@ class KeptCells:
         cells = streams.cells[stream]
         streams.seq_rm(seq_id)
         n = self.idxs.size
-        if n == 0:
-            return self.idxs
         at = self._place_in(cells, streams.heads[stream], streams.window)
         if at is None:
             raise NoSlotError(f"{n} cells of a snapshot, and stream {stream} has {cells.n - cells.n_used} free")
-        vacate(cells, at)
-        owners = {int(seq_id): np.ones(n, np.bool_)}
-        cells.restore(at, CellSnapshot(self.pos, np.zeros(n, np.int32), self.ext, owners))
+        if n:
+            vacate(cells, at)
+            owners = {int(seq_id): np.ones(n, np.bool_)}
+            cells.restore(at, CellSnapshot(self.pos, np.zeros(n, np.int32), self.ext, owners))
         if at is self.idxs:
             self.search.repeat(streams, stream)
         else:
@@ -145,7 +144,7 @@ class KeptCells:
 
     def _place_in(self, cells: KVCells, head: int, window: Window) -> I64Array | None:
         n = self.idxs.size
-        if self.idxs[-1] < cells.n and np.all(cells.pos[self.idxs] == NO_POS):
+        if n == 0 or (self.idxs[-1] < cells.n and np.all(cells.pos[self.idxs] == NO_POS)):
             return self.idxs
         free = find_cells(cells, head, n, NO_WINDOW, cont=False)
         return find_cells(cells, head, n, window, cont=False) if free is None else free

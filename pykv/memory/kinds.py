@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pykv.cells import SwaType
+from pykv.errors import ParamError
 from pykv.ggml import BufferType
 from pykv.memory.base import Memory
 from pykv.memory.guard import Guard
@@ -103,6 +104,7 @@ def memory_plan(spec: MemorySpec, settings: MemorySettings, place: Place | None 
     elif attends(spec):
         parts["kv"] = KVPlan(spec, settings.kv, place)
     if has_states(spec):
+        _check_snapshots(settings)
         parts["states"] = StatePlan(spec, settings.kv.n_seq_max, settings.n_rs_seq, place)
     return MemoryPlan(parts)
 
@@ -120,6 +122,7 @@ def make_memory(
     guard = Guard()
     if not has_states(spec):
         return _attention(spec, settings, place, n_threads, guard)
+    _check_snapshots(settings)
     recurrent = RecurrentMemory(
         spec,
         settings.kv.n_seq_max,
@@ -135,6 +138,14 @@ def make_memory(
     except BaseException:
         recurrent.close()
         raise
+
+
+def _check_snapshots(settings: MemorySettings) -> None:
+    """Refuse to keep so many states that the tokens between them do not fit into one ubatch."""
+    # differs from llama.cpp: an error here, where it aborts in the first decode
+    most = max(0, settings.n_ubatch - 2)
+    if settings.n_rs_seq > most:
+        raise ParamError(f"n_rs_seq={settings.n_rs_seq} must be at most {most}, with n_ubatch={settings.n_ubatch}")
 
 
 def _attention(

@@ -149,8 +149,8 @@ class Snapshots(ABC):
         """Let a sequence end where a snapshot was taken, of it or of another one that began with the same tokens.
 
         Decoding at ``snapshot.position`` then gives what it gave after the snapshot: to the bit where the copied cells
-        find their places free, else in another order of sums. What the sequence held from there on is gone, and states
-        of it cannot be taken back.
+        find their places free, other sequences hold what they held and V lies as it lay, else in another order of
+        sums. What the sequence held from there on is gone; its state is the latest only, with none to go back to.
 
         Raises
         ------

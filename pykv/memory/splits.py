@@ -16,6 +16,8 @@ def simple(batch: ValidBatch, n_ubatch: int) -> list[UBatch] | None:
 
 def equal(batch: ValidBatch, n_ubatch: int, *, sequential: bool, keep_tail: int = 0) -> list[UBatch] | None:
     """Return pieces of equally many tokens of several sequences; None if the batch cannot be cut so."""
+    if len(batch.seq_id_unq) == 1 and batch.n_tokens <= n_ubatch:
+        return [whole(batch, 1, equal_seqs=True)]  # generation: nothing to split
     return _all(batch, lambda splitter: splitter.equal(n_ubatch, sequential=sequential, keep_tail=keep_tail))
 
 

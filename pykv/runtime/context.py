@@ -17,6 +17,7 @@ from pykv.errors import ComputeCancelled, ConcurrentUseError, NoSlotError, Param
 from pykv.ggml import Backend, HeldInterrupt, cpu_device
 from pykv.memory import AttentionMass, AttentionPlan, Memory, MemoryContext, make_memory
 from pykv.memory.attention_choice import AttentionInUse
+from pykv.memory.kinds import has_states
 from pykv.runtime.compute import Compute
 from pykv.runtime.memory_layout import attention_choice, kv_places, memory_settings
 from pykv.runtime.observe import Observer, SeenCells, Watched, watched_by
@@ -331,7 +332,8 @@ class Context:
         params, model = self.params, self.model
         devices = [d for d in model.placement.devices if d.kind != "cpu"] + [cpu_device()]
         self._backends = [Backend(device, params.n_threads, self._cancel) for device in devices]
-        return Compute(model.architecture, self.memory, self.attention, self._backends, model.owners, params.n_rs_seq)
+        n_rs_seq = params.n_rs_seq if has_states(self.memory.spec) else 0
+        return Compute(model.architecture, self.memory, self.attention, self._backends, model.owners, n_rs_seq)
 
     def _reserve(self, observers: Sequence[Observer]) -> None:
         """Allocate memory for the largest ubatch under these observers, and drop the graph at hand."""

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support.state_scene import StateScene, hybrid_spec, spoil
 
 from pykv.cells import NO_WINDOW, SwaType, Window
+from pykv.errors import ParamError
 from pykv.ggml import DType
 from pykv.memory import HybridMemory, KVSettings, MemorySettings, make_memory, memory_plan
 
@@ -187,10 +188,19 @@ def test_a_copy_that_one_part_refuses_is_in_neither() -> None:
     two = hybrid(16, 2, unified=True)
     two.decode(tokens_of(1, 2, 3))
     before = two.memory.dump()
-    with pytest.raises(Exception, match="p1 = 2"):
+    with pytest.raises(ParamError, match="p1 = 2"):
         two.memory.seq_cp(0, 1, 0, 2)
     assert two.memory.dump() == before
     two.check()
+
+
+@pytest.mark.parametrize(("n_ubatch", "most"), [(8, 6), (2, 0), (1, 0)])
+def test_more_snapshots_than_fit_into_a_ubatch_are_refused(n_ubatch: int, most: int) -> None:
+    own = KVSettings(64)
+    make_memory(hybrid_spec(), MemorySettings(own, n_ubatch, n_rs_seq=most)).close()
+    for build in (make_memory, memory_plan):
+        with pytest.raises(ParamError, match=f"n_rs_seq={most + 1} must be at most {most}, with n_ubatch={n_ubatch}"):
+            build(hybrid_spec(), MemorySettings(own, n_ubatch, n_rs_seq=most + 1))
 
 
 @pytest.mark.parametrize("window", [NO_WINDOW, WINDOW], ids=["full", "window"])
