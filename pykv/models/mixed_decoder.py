@@ -1,4 +1,4 @@
-"""A decoder whose layers attend, keep a state, or do both: in each a norm and a mixer, mostly a feed-forward as well."""
+"""A decoder whose layers attend, keep a state, or do both: a norm and a mixer in each, mostly a feed-forward too."""
 
 from __future__ import annotations
 
