@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from pykv.ggml import Tensor
 from pykv.memory import LayerSpec
@@ -54,6 +54,8 @@ class AffineFFN:
 
 class FalconH1(MixedDecoder):
     """A decoder of the Falcon-H1 family."""
+
+    nodes_per_layer: ClassVar[int] = 128  # two mixers
 
     def _read(self, keys: Keys) -> None:
         refuse_headless_layers(keys, self.hparams)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pykv.cells import SwaType, Window
+from pykv.cells import NO_WINDOW, SwaType, Window
 from pykv.ggml import Tensor, ops
 from pykv.memory import LayerSpec, MemorySpec
 from pykv.models import blocks
@@ -96,7 +96,7 @@ class Gemma2:
                 LayerSpec(n_head_kv, hp.n_embd_head_k, hp.n_embd_head_v, params[is_swa], is_swa=is_swa)
                 for n_head_kv, is_swa in zip(hp.n_head_kv_by_layer, self.is_swa, strict=True)
             ),
-            window=self.window,
+            window=self.window if any(self.is_swa) else NO_WINDOW,
             logit_softcap=self.cap_scores,
         )
 

@@ -28,6 +28,9 @@ F32 = {
     for models in (gemma2.MODELS, gemma3.MODELS, gemma3n.MODELS)
     for name, model in models.items()
     if model.matrices == "f32"
+} | {
+    "gemma3-all-windowed": gemma3.Gemma3(seed=4, n_layer=2, n_swa=16, pattern=0),
+    "gemma3-none-windowed": gemma3.Gemma3(seed=4, n_layer=2, n_swa=16, pattern=1),
 }
 
 TOKENS = [int(t) for t in np.random.default_rng(31).integers(0, 256, 120)]
@@ -77,6 +80,15 @@ def test_a_file_without_a_window_has_one_kind_of_layer(write_tiny: Write) -> Non
     spec = spec_of(write_tiny(gemma3.MODELS["gemma3-2l-no-window"]))
     assert spec.window == NO_WINDOW
     assert not any(layer.is_swa for layer in spec.layers)
+
+
+@pytest.mark.parametrize("every", [0, 1], ids=["all", "none"])
+def test_a_pattern_may_leave_one_kind_of_layer(write_tiny: Write, every: int) -> None:
+    """Where none has the window, none must be given it."""
+    model = gemma3.Gemma3(seed=4, n_layer=2, n_swa=16, pattern=every)
+    spec = spec_of(write_tiny(model))
+    assert [layer.is_swa for layer in spec.layers] == [every == 0] * 2
+    assert spec.window == (Window(16, SwaType.STANDARD) if every == 0 else NO_WINDOW)
 
 
 def test_a_caller_turns_only_layers_without_a_window(write_tiny: Write) -> None:

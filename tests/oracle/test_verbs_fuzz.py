@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.tiny_gguf import SHIFT_MODELS, TinyModel
 from support.verb_fuzz import Fuzzer, Report
-from support.verb_rules import Setting
+from support.verb_setting import Setting
 
 from pykv.memory.row_mover import RowMover
 

@@ -155,9 +155,10 @@ class Oracle:
 
     def close(self) -> None:
         """End the child: first by closing its stdin, then, if it hangs, by its own id."""
-        if self.is_running:
-            assert self._child.stdin is not None
+        assert self._child.stdin is not None
+        with suppress(BrokenPipeError):  # what a dead child never read
             self._child.stdin.close()
+        if self.is_running:
             try:
                 self._child.wait(timeout=5)
             except subprocess.TimeoutExpired:
@@ -210,12 +211,16 @@ class OracleContext:
         self._oracle.post("run", self._id, n_seqs, steps)
 
     def collect_run(self) -> list[tuple[Any, list[int], F32Array | None]]:
-        """Return per step its result, pos_min and pos_max of each sequence in turn, and the rows of a decode."""
+        """Return per step its result; pos_min and pos_max of each sequence in turn, by part; and a decode's rows."""
         return list(self._oracle.collect())
 
     def kv_nbytes(self) -> list[dict[str, int]]:
         """Return per cache (iSWA: base, swa) total, k and v in bytes, and n_cells of one stream."""
         return list(self._oracle.call("kv_nbytes", self._id))
+
+    def state_nbytes(self) -> dict[str, int]:
+        """Return total, r and s in bytes: recurrent states with their buffers, recent inputs, states proper."""
+        return dict(self._oracle.call("state_nbytes", self._id))
 
     def state_seq_data(self, seq_id: int) -> bytes:
         """Return llama.cpp's saved state of one sequence."""

@@ -156,9 +156,11 @@ class Worker:
     ) -> list[tuple[Any, list[int], np.ndarray | None]]:
         """Carry out a program in one request.
 
-        Returns per step: what it returned, pos_min and pos_max of each sequence in turn, and a decode's rows.
+        Returns per step: what it returned; pos_min and pos_max of each sequence in turn, for each part of the memory;
+        and a decode's rows.
         """
-        return [self._run_one(ctx_id, n_seqs, step) for step in steps]
+        parts = _parts(lc.llama_get_memory(self._contexts[ctx_id]))
+        return [self._run_one(ctx_id, parts, n_seqs, step) for step in steps]
 
     def kv_nbytes(self, ctx_id: int) -> list[dict[str, int]]:
         """Return per attention cache the bytes of its buffers, of K, of V, and its cells per stream."""
@@ -169,8 +171,15 @@ class Worker:
                 "v": _size_method("llama_kv_cache", "size_v_bytes", ctypes.c_size_t)(cache),
                 "n_cells": _size_method("llama_kv_cache", "get_size", ctypes.c_uint32)(cache),
             }
-            for cache in _attention_caches(lc.llama_get_memory(self._contexts[ctx_id]))
+            for cls, cache in _parts(lc.llama_get_memory(self._contexts[ctx_id]))
+            if cls == "llama_kv_cache"
         ]
+
+    def state_nbytes(self, ctx_id: int) -> dict[str, int]:
+        """Return the bytes of recurrent states: of their buffers, of recent inputs, of the states proper."""
+        (found,) = [part for part in _parts(lc.llama_get_memory(self._contexts[ctx_id])) if "recurrent" in part[0]]
+        names = {"total": "total_size", "r": "size_r_bytes", "s": "size_s_bytes"}
+        return {key: _size_method(found[0], name, ctypes.c_size_t)(found[1]) for key, name in names.items()}
 
     def state_seq_nbytes(self, ctx_id: int, seq_id: int) -> int:
         return int(lc.llama_state_seq_get_size(self._contexts[ctx_id], seq_id))
@@ -199,7 +208,9 @@ class Worker:
             self._models[key] = model
         return self._models[key]
 
-    def _run_one(self, ctx_id: int, n_seqs: int, step: dict[str, Any]) -> tuple[Any, list[int], np.ndarray | None]:
+    def _run_one(
+        self, ctx_id: int, parts: list[tuple[str, int]], n_seqs: int, step: dict[str, Any]
+    ) -> tuple[Any, list[int], np.ndarray | None]:
         if step["do"] == "decode":
             # a token attends as its first id; llama.cpp keeps ids in a hash set, which gives the last one put in first
             ids = [sorted(seqs, reverse=True) for seqs in step["seq"]]
@@ -207,9 +218,7 @@ class Worker:
             result, rows = self._decode_one(self._contexts[ctx_id], batch)
         else:
             result, rows = self.memory(ctx_id, step["do"], *step["args"]), None
-        mem = lc.llama_get_memory(self._contexts[ctx_id])
-        ends = (lc.llama_memory_seq_pos_min, lc.llama_memory_seq_pos_max)
-        return result, [end(mem, seq_id) for seq_id in range(n_seqs) for end in ends], rows
+        return result, [end for part in parts for end in _ends(*part, n_seqs)], rows
 
     def _decode_one(self, ctx: Any, wanted: dict[str, Any]) -> tuple[int, np.ndarray]:
         batch, _keep = _batch(wanted)
@@ -240,7 +249,8 @@ def _batch(wanted: dict[str, Any]) -> tuple[Any, list[Any]]:
     return batch, [tokens, embd, pos, ids, n_ids, pointers, flags]
 
 
-# llama.cpp's C interface tells no KV sizes and its log rounds to 0.01 MiB, but the C++ methods are exported
+# llama.cpp's C interface tells no KV sizes, its log rounds to 0.01 MiB, and of a memory made of parts it tells only what
+# the whole says; but the C++ methods are exported
 
 
 def _size_method(cls: str, method: str, result: Any) -> Any:
@@ -260,6 +270,26 @@ def _attention_caches(memory: int) -> list[int]:
     if _is_a("llama_kv_cache_iswa", memory):
         return [_size_method("llama_kv_cache_iswa", half, ctypes.c_void_p)(memory) for half in ("get_base", "get_swa")]
     raise RuntimeError("neither llama_kv_cache nor llama_kv_cache_iswa")
+
+
+def _parts(memory: int) -> list[tuple[str, int]]:
+    """Return class and address of what a memory is made of: caches with all tokens, with a window, states."""
+    for hybrid in ("llama_memory_hybrid", "llama_memory_hybrid_iswa"):
+        if _is_a(hybrid, memory):
+            part = [_size_method(hybrid, f"get_mem_{name}", ctypes.c_void_p)(memory) for name in ("attn", "recr")]
+            return [*_parts(part[0]), *_parts(part[1])]
+    if _is_a("llama_memory_recurrent", memory):
+        return [("llama_memory_recurrent", memory)]
+    return [("llama_kv_cache", cache) for cache in _attention_caches(memory)]
+
+
+def _ends(cls: str, part: int, n_seqs: int) -> list[int]:
+    ends = []
+    for name in ("seq_pos_min", "seq_pos_max"):
+        end = lc._lib[f"_ZNK{len(cls)}{cls}{len(name)}{name}Ei"]
+        end.restype, end.argtypes = ctypes.c_int32, [ctypes.c_void_p, ctypes.c_int32]
+        ends.append([end(part, seq_id) for seq_id in range(n_seqs)])
+    return [one for pair in zip(*ends) for one in pair]
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:

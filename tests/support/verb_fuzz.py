@@ -15,10 +15,11 @@ from pathlib import Path
 from random import Random
 
 from support.oracle import Oracle, OracleError
+from support.verb_compare import Gave, shown
 from support.verb_program import Call, Step, draw_program
-from support.verb_rules import Setting
+from support.verb_setting import Setting
 from support.verb_shrink import shrink
-from support.verb_sides import Gave, Side, compare, shown
+from support.verb_sides import Side
 
 import pykv
 
@@ -136,9 +137,11 @@ class Fuzzer:
 
     def _compared(self, run: Run, report: Report) -> Failure | None:
         try:
-            verdict = compare(run.side.setting, run.calls, run.gave, run.side.collect())
+            verdict = run.side.verdict(run.calls, run.gave)
         except OracleError as error:  # its process has ended, so that nothing shorter can be tried
             return self._failure(run, run.calls, str(error))
+        if verdict.ended:
+            report.tally[f"not compared to its end: {verdict.ended}"] += 1
         report.note(f"{run.side.setting.type_k}/{run.side.setting.type_v}", verdict.nmse)
         return self._shrunk(run, verdict.difference) if verdict.difference else None
 
@@ -150,7 +153,7 @@ class Fuzzer:
             nonlocal shortest
             calls, gave = run.side.run_ours(program, Counter())
             run.side.post(calls, gave)
-            verdict = compare(run.side.setting, calls, gave, run.side.collect())
+            verdict = run.side.verdict(calls, gave)
             if verdict.difference:
                 shortest = calls, verdict.difference
             return verdict.difference is not None

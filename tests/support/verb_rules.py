@@ -2,126 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
-from support.tiny_gguf import NARROW
-from support.verb_program import Call, Room
+from support.verb_program import Call
+from support.verb_rules_kinds import OF_KINDS, Ends, states_for_llama_cpp
+from support.verb_setting import Setting, Situation
 
-import pykv
 from pykv.memory.rope_turn import magnitude
-from pykv.models import RopeRequest
 
-N_BATCH = 256
-"""Tokens of a batch, at most; also the fewest cells that a stream can have, so that one batch can fill it."""
-
-TOLERANCES = {"f32": 1e-6, "f16": 1e-5, "q8_0": 1e-3}
-
-MOVES = ("seq_add", "seq_div")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A model and a context to run programs on.
-
-    Attributes
-    ----------
-    unified : one stream for all sequences in pykv.
-    their_unified : in llama.cpp, None = likewise. A fork shares cells in one stream and has its own in another: each
-        shows whether the other is right.
-    reference_moves : pykv moves shared cells, and turns keys in seq_div, as llama.cpp does.
-    n_cells : of a stream.
-    freq_base, freq_scale : of RoPE, if not the model's own.
-    """
-
-    model: str
-    n_seqs: int
-    unified: bool
-    type_k: str
-    type_v: str
-    flash: bool
-    reference_moves: bool = True
-    their_unified: bool | None = None
-    n_ubatch: int = 64
-    n_cells: int = N_BATCH
-    freq_base: float = 0.0
-    freq_scale: float = 0.0
-
-    @property
-    def tolerance(self) -> float:
-        """Most NMSE of a row: it follows the coarser of K and V, since the weights are f32."""
-        return max(TOLERANCES[self.type_k], TOLERANCES[self.type_v])
-
-    @property
-    def room(self) -> Room:
-        return Room(self.n_seqs, N_BATCH, NARROW.n_vocab, not self.in_their_streams)
-
-    @property
-    def in_their_streams(self) -> bool:
-        """Whether llama.cpp gives each sequence a stream of its own."""
-        return not (self.unified if self.their_unified is None else self.their_unified)
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether one side shares cells and the other does not."""
-        return self.unified == self.in_their_streams
-
-    @property
-    def our_params(self) -> dict[str, Any]:
-        """Parameters of pykv's context."""
-        rope = RopeRequest(freq_base=self.freq_base, freq_scale=self.freq_scale)
-        return {**self._params(self.unified), "rope": rope, "reference_moves": self.reference_moves}
-
-    @property
-    def their_params(self) -> dict[str, Any]:
-        """Parameters of llama.cpp's context."""
-        rope = {"rope_freq_base": self.freq_base, "rope_freq_scale": self.freq_scale}
-        return {**self._params(not self.in_their_streams), **rope}
-
-    def _params(self, unified: bool) -> dict[str, Any]:
-        return {
-            "n_ctx": self.n_cells if unified else self.n_cells * self.n_seqs,
-            "n_batch": N_BATCH,
-            "n_ubatch": self.n_ubatch,
-            "n_seq_max": self.n_seqs,
-            "kv_unified": unified,
-            "type_k": self.type_k,
-            "type_v": self.type_v,
-            "flash_attn": self.flash,
-            "n_threads": 1,
-        }
-
-
-@dataclass(frozen=True)
-class Situation:
-    """A call that is about to be made."""
-
-    call: Call
-    setting: Setting
-    memory: pykv.KVCache
-
-    @property
-    def is_move(self) -> bool:
-        return self.call["do"] in MOVES
-
-    @property
-    def moving(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the positions, and the numbers of owners, of the cells in a move's range."""
-        seq_id, p0, p1, _ = self.call["args"]
-        cells = self.memory.cells(0 if self.setting.unified else seq_id)
-        inside = cells.member(seq_id) & (cells.pos >= p0) & ((cells.pos < p1) | (p1 < 0))
-        return cells.pos[inside], cells.n_owners[inside]
-
-    @property
-    def is_shared_move(self) -> bool:
-        """Whether a move meets a cell of several sequences, and would change it."""
-        return (
-            self.is_move
-            and self.call["args"][3] != (0 if self.call["do"] == "seq_add" else 1)
-            and bool((self.moving[1] > 1).any())
-        )
+WINDOW_GONE = "window gone"
+"""What a decode gives that pykv refuses since tokens that it must see were overwritten. llama.cpp would compute it."""
 
 
 def part_across_streams(at: Situation) -> bool:
@@ -135,13 +25,13 @@ def part_across_streams(at: Situation) -> bool:
 def coupled_in_streams(at: Situation) -> bool:
     """To llama.cpp there is no room for the batch; pykv says that no smaller one could be taken either."""
     in_streams = at.setting.in_their_streams or not at.setting.unified
-    return in_streams and at.call["do"] == "decode" and any(len(ids) > 1 for ids in at.call["seq"])
+    return in_streams and at.is_coupled
 
 
 def yarn_moves(at: Situation) -> bool:
     """llama.cpp multiplies all stored keys by YaRN's magnitude at every shift; pykv turns the moved ones only."""
-    rope = at.memory.spec.layers[0].rope
-    return at.is_move and rope is not None and abs(magnitude(rope) - 1) > 1e-6
+    ropes = [layer.rope for layer in at.memory.spec.layers if layer.rope is not None]
+    return at.is_move and any(abs(magnitude(rope) - 1) > 1e-6 for rope in ropes)
 
 
 def shared_moves(at: Situation) -> bool:
@@ -190,12 +80,23 @@ EXCLUDED: tuple[Callable[[Situation], bool], ...] = (
     keeps_of_one_stream,
     room_for_one,
     twins,
+    *OF_KINDS,
 )
 """Calls that a program leaves out because the two sides are meant to differ; each docstring is the reason."""
 
 
-def for_llama_cpp(call: Call, setting: Setting, ends: Sequence[int]) -> list[Call]:
-    """Return what llama.cpp must be told to do the same; `ends` are pos_min and pos_max of each sequence in turn."""
+def for_llama_cpp(call: Call, setting: Setting, ends: Ends, result: object) -> list[Call]:
+    """Return what llama.cpp must be told to do the same, nothing if it shall not do it.
+
+    Parameters
+    ----------
+    ends : before the call.
+    result : what the call gave in pykv.
+    """
+    if result == WINDOW_GONE:
+        return []
+    if setting.has_states:
+        return states_for_llama_cpp(call, setting, ends, result)
     if call["do"] == "seq_div" and not setting.reference_moves:
         return _as_additions(call, ends)
     if call["do"] == "seq_cp" and not setting.unified and not setting.in_their_streams:
@@ -204,7 +105,7 @@ def for_llama_cpp(call: Call, setting: Setting, ends: Sequence[int]) -> list[Cal
     return [call]
 
 
-def _as_additions(call: Call, ends: Sequence[int]) -> list[Call]:
+def _as_additions(call: Call, ends: Ends) -> list[Call]:
     """Return the moves that a division comes to: llama.cpp's own turns keys the wrong way."""
     seq_id, p0, p1, d = call["args"]
     last = ends[2 * seq_id + 1]

@@ -1,4 +1,4 @@
-"""One program on pykv and on real llama.cpp, and where the two differ first."""
+"""One program on pykv and on real llama.cpp."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from itertools import accumulate, chain
 from pathlib import Path
 from traceback import format_exc
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from support.oracle import F32Array, OracleContext
+from support.oracle import OracleContext
+from support.verb_compare import Comparison, Gave, Verdict, pairs
 from support.verb_program import Call, State, Step, resolve
-from support.verb_rules import EXCLUDED, Setting, Situation, for_llama_cpp
+from support.verb_rules import EXCLUDED, WINDOW_GONE, for_llama_cpp
+from support.verb_setting import Setting, Situation, parts_of
 
 import pykv
 from pykv.errors import BatchError, NoSlotError
@@ -22,26 +24,21 @@ NOTHING: Call = {"do": "seq_add", "args": [0, -1, -1, 0]}
 EMPTY = [-1, -1]
 
 
-class Gave(NamedTuple):
-    """What one call gave: its result or its error, the ends of all sequences afterwards, the rows of a decode."""
-
-    result: Any
-    ends: list[int]
-    rows: F32Array | None
-
-
 class Side:
     """A pair of contexts with one setting, which run program after program."""
 
     def __init__(self, ours: pykv.Context, theirs: OracleContext, setting: Setting) -> None:
         self.ours, self.theirs, self.setting = ours, theirs, setting
+        self._parts = list(parts_of(ours.memory))
+        self._comparison = Comparison.of(setting, self._parts)
         self._last: list[int] = []
+        self._told: list[bool] = []
 
     def run_ours(self, program: Sequence[Step], tally: Counter[str]) -> tuple[list[Call], list[Gave]]:
         """Run a program on pykv; returns the calls it came to and what each gave."""
         calls, gave = [CLEAR], [self._make(CLEAR)]
         for step in program:
-            state = State(_pairs(gave[-1].ends), self.setting.room)
+            state = State(pairs(gave[-1].ends)[: self.setting.n_seqs], self.setting.room)
             for call in resolve(step, state):
                 situation = Situation(call, self.setting, self.ours.memory)
                 if why := next((rule.__name__ for rule in EXCLUDED if rule(situation)), None):
@@ -55,16 +52,23 @@ class Side:
 
     def post(self, calls: Sequence[Call], ours: Sequence[Gave]) -> None:
         """Start the same calls, which pykv has made, on llama.cpp."""
-        ends = [EMPTY * self.setting.n_seqs, *(one.ends for one in ours)]
-        said = [for_llama_cpp(call, self.setting, before) for call, before in zip(calls, ends, strict=False)]
-        said = [told or [NOTHING] for told in said]
-        self._last = list(accumulate(map(len, said)))
-        self.theirs.post_run(self.setting.n_seqs, list(chain.from_iterable(said)))
+        ends = [EMPTY * self.setting.n_seqs * len(self._parts), *(one.ends for one in ours)]
+        told = [
+            for_llama_cpp(call, self.setting, before, one.result)
+            for call, before, one in zip(calls, ends, ours, strict=False)
+        ]
+        steps = [one or [NOTHING] for one in told]
+        self._told = list(map(bool, told))
+        self._last = list(accumulate(map(len, steps)))
+        self.theirs.post_run(self.setting.n_seqs, list(chain.from_iterable(steps)))
 
-    def collect(self) -> list[Gave]:
-        """Return what each of the posted calls gave."""
+    def verdict(self, calls: Sequence[Call], ours: Sequence[Gave]) -> Verdict:
+        """Return how what the posted calls gave there compares to what they gave here."""
         gave = self.theirs.collect_run()
-        return [Gave(*gave[last - 1]) for last in self._last]
+        theirs = [Gave(*gave[last - 1]) for last in self._last]
+        untold = [ours[i]._replace(ends=one.ends, rows=None) for i, one in enumerate(theirs)]
+        theirs = [one if was_told else other for one, other, was_told in zip(theirs, untold, self._told, strict=True)]
+        return self._comparison.verdict(calls, ours, theirs)
 
     def record(self, calls: Sequence[Call], path: Path) -> None:
         """Make calls on pykv once more, and write a trace."""
@@ -82,28 +86,25 @@ class Side:
             else:
                 result = getattr(memory, call["do"])(*call["args"])
             memory.check()
-        except BatchError:
-            result = -1
+        except BatchError as error:
+            result = WINDOW_GONE if "were overwritten" in str(error) else -1
         except NoSlotError:
             result = 1
         except Exception:  # whatever it is, llama.cpp has not done likewise
             result = format_exc(limit=-2)
-        ends = [end(seq_id) for seq_id in range(self.setting.n_seqs) for end in (memory.pos_min, memory.pos_max)]
+        seqs = range(self.setting.n_seqs)
+        ends = [end(seq_id) for part in self._parts for seq_id in seqs for end in (part.pos_min, part.pos_max)]
         return Gave(result, ends, rows)
-
-
-def _pairs(ends: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    return tuple(zip(ends[::2], ends[1::2], strict=True))
 
 
 def _kinds(at: Situation) -> list[str]:
     """Return what a call is about to show, for the tally."""
     do, kinds = at.call["do"], [at.call["do"]]
     if do == "decode":
-        streams = at.memory.streams
-        if streams.has_shift and any(cells.shift.any() for cells in streams.cells):
+        streams = [cache.streams for cache in at.caches]
+        if any(cells.shift.any() for one in streams if one.has_shift for cells in one.cells):
             kinds.append("shift before decode")
-        if streams.pending_copies:
+        if any(one.pending_copies for one in streams):
             kinds.append("copy before decode")
         if len({ids[0] for ids in at.call["seq"]}) > 1:
             kinds.append("decode of several sequences")
@@ -117,42 +118,7 @@ def _kinds(at: Situation) -> list[str]:
 
 
 def _kinds_after(call: Call, result: Any) -> list[str]:
-    outcome = {-1: "refused decode", 1: "decode without room"}.get(result)
+    if call["do"] == "seq_rm":
+        return [] if result else ["refused seq_rm"]
+    outcome = {-1: "refused decode", 1: "decode without room", WINDOW_GONE: f"decode, {WINDOW_GONE}"}.get(result)
     return [outcome] if call["do"] == "decode" and outcome else []
-
-
-class Verdict(NamedTuple):
-    """What differs first between two runs of the same calls, None if nothing does, and how far rows were apart."""
-
-    difference: str | None
-    nmse: float
-
-
-def compare(setting: Setting, calls: Sequence[Call], ours: Sequence[Gave], theirs: Sequence[Gave]) -> Verdict:
-    """Compare what each call gave, in order, up to the first difference."""
-    worst = 0.0
-    for i, (call, mine, other) in enumerate(zip(calls, ours, theirs, strict=True)):
-        at = f"call {i}, {shown(call)}"
-        if mine.result != other.result:
-            return Verdict(f"{at}: pykv gave {mine.result!r}, llama.cpp {other.result!r}", worst)
-        if mine.ends != other.ends:
-            ends = f"pykv's sequences are {_pairs(mine.ends)}, llama.cpp's {_pairs(other.ends)}"
-            return Verdict(f"{at}: {ends}", worst)
-        if mine.rows is not None and other.rows is not None and len(other.rows):
-            apart = worst_nmse(mine.rows, other.rows)
-            worst = max(worst, apart)
-            if not apart <= setting.tolerance:  # nor NaN
-                return Verdict(f"{at}: rows differ by {apart:.2e}, more than {setting.tolerance:.0e}", worst)
-    return Verdict(None, worst)
-
-
-def worst_nmse(rows: F32Array, expected: F32Array) -> float:
-    """Return the NMSE of the row that differs most."""
-    assert rows.shape == expected.shape, f"{rows.shape} and {expected.shape}"
-    return float((np.square(rows - expected).sum(axis=1) / np.square(expected).sum(axis=1)).max())
-
-
-def shown(call: Call) -> str:
-    if call["do"] != "decode":
-        return f"{call['do']}({', '.join(map(str, call['args']))})"
-    return "decode " + " ".join(f"{ids}@{p}" for ids, p in zip(call["seq"], call["pos"], strict=True))

@@ -30,7 +30,7 @@ class Gemma3(TinyTransformer):
     @property
     def windowed(self) -> list[bool]:
         """Whether each layer has a window."""
-        return [self.n_swa > 0 and (il + 1) % self.pattern != 0 for il in range(self.n_layer)]
+        return [self.n_swa > 0 and (not self.pattern or (il + 1) % self.pattern != 0) for il in range(self.n_layer)]
 
     def hparams(self) -> Hparams:
         found = {**self.basics(), **self.heads(), Keys.Rope.FREQ_BASE: self.rope_base}

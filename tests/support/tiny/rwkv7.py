@@ -84,7 +84,7 @@ class Rwkv7(TinyTransformer):
 
 MODELS = {
     "rwkv7-3l": Rwkv7(seed=181, n_layer=3),
-    "rwkv7-2l-wide-128": Rwkv7(seed=182, n_layer=2, n_embd=256, head_dim=128, n_ff=160),
-    "rwkv7-4l-3heads": Rwkv7(seed=183, n_layer=4, n_embd=192, decay_rank=8, gate_rank=8),
+    "rwkv7-2l-wide-128": Rwkv7(seed=182, n_layer=2, n_embd=128, head_dim=128, n_ff=160),
+    "rwkv7-2l-3heads": Rwkv7(seed=183, n_layer=2, n_embd=192, n_ff=32, decay_rank=8, gate_rank=8),
     "rwkv7-3l-f16": Rwkv7(seed=181, n_layer=3, matrices="f16"),
 }
