@@ -7,7 +7,7 @@
 
 // where the operands of each operation lie; those absent are NULL
 enum { Q, K, V, MASK, SINKS, N_OPERANDS };
-enum { SCRATCH, FIRST_OPERAND, HEAD_WEIGHT = FIRST_OPERAND + N_OPERANDS, ROW_WEIGHT, N_MASS_OPERANDS };
+enum { SCRATCH, FIRST_OPERAND, HEAD_WEIGHT = FIRST_OPERAND + N_OPERANDS, ROW_WEIGHT, MERGED, N_MASS_OPERANDS };
 
 static enum pykv_attn_type type_of(const struct ggml_tensor * x) {
     switch (x->type) {
@@ -180,8 +180,9 @@ const char * pykv_attn_mass_misfit(const struct pykv_attn_tensors * t, const str
 struct ggml_tensor * pykv_attn_build_mass(struct ggml_context * ctx, const struct pykv_attn_tensors * t,
                                           struct ggml_tensor * out, const struct pykv_attn_weights * weights,
                                           struct pykv_attn_mass_params * params) {
-    struct ggml_tensor * all[N_MASS_OPERANDS] = {out->src[SCRATCH], t->q,        t->k,          t->v,
-                                                 t->mask,           t->sinks,    weights->head, weights->row};
+    // it reads nothing of `out`, but the totals that are left in scratch with it
+    struct ggml_tensor * all[N_MASS_OPERANDS] = {out->src[SCRATCH], t->q,          t->k,         t->v, t->mask,
+                                                 t->sinks,          weights->head, weights->row, out};
     return ggml_custom_4d(ctx, GGML_TYPE_F32, t->k->ne[2], params->all_heads ? 1 : t->k->ne[1], t->q->ne[3], 1, all,
                           N_MASS_OPERANDS, run_mass, GGML_N_TASKS_MAX, params);
 }

@@ -1,6 +1,6 @@
 """Attention over stored K and V: the one place where its graph is built.
 
-Three paths compute the same. `fused` is pykv's kernel for a few query rows, on the CPU. `flash` is ggml's operation.
+Three paths compute the same. `fused` is pykv's kernel, on the CPU. `flash` is ggml's operation.
 `matmul` multiplies matrices, with the query heads of one KV head laid side by side as rows, so that each K and V row is
 read once for all of them.
 """
@@ -27,7 +27,7 @@ class AttentionPath(Enum):
 
 
 MANY_TOKENS = 64
-"""From this many tokens on a ubatch counts as a prompt; ggml's fused kernel works in tiles of as many."""
+"""From this many tokens on a ubatch counts as a prompt; ggml's flash attention works in tiles of as many."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class AttentionPlan:
     ----------
     many : path of ubatches of `MANY_TOKENS` tokens a stream or more: prompts; `FLASH` or `GROUPED`.
     transpose_from : used cells from which V is stored transposed; 0 = always, None = never.
-    few : path of up to `FUSED_MAX_ROWS` tokens a stream over V in rows, `FUSED` or `FLASH`. What lies between few and
-        many takes `FLASH`.
+    few : path of fewer tokens over V in rows, `FUSED` or `FLASH`.
+    fuse_from : cells of a graph from which prompts take `FUSED` instead of `many`; 0 = always, None = never.
 
     Raises
     ------
@@ -51,25 +51,36 @@ class AttentionPlan:
     many: AttentionPath
     transpose_from: int | None
     few: AttentionPath = AttentionPath.FLASH
+    fuse_from: int | None = None
 
     def __post_init__(self) -> None:
         if self.many is AttentionPath.FUSED or self.few is AttentionPath.GROUPED:
             raise ParamError(f"few={self.few.value} must be fused or flash, many={self.many.value} flash or matmul")
 
     @classmethod
-    def of(cls, path: AttentionPath, many: AttentionPath = AttentionPath.FLASH) -> AttentionPlan:
-        """Return the plan that takes one path wherever that serves; `many` is for prompts beside the fused one."""
+    def of(cls, path: AttentionPath) -> AttentionPlan:
+        """Return the plan that takes one path wherever that serves."""
         if path is AttentionPath.FUSED:
-            return cls(many, None, path)
+            return cls(AttentionPath.FLASH, None, path, 0)
         return cls(path, 0 if path is AttentionPath.GROUPED else None)
 
-    def path(self, n_tokens: int, v_trans: bool) -> AttentionPath:
-        """Return the path for a ubatch with that many tokens in each stream, over V as it is stored."""
+    def path(self, n_tokens: int, v_trans: bool, n_kv: int) -> AttentionPath:
+        """Return the path for a ubatch with that many tokens in each stream, over `n_kv` cells and V as it is stored."""
         if n_tokens >= MANY_TOKENS:
-            return self.many
-        if v_trans:
-            return AttentionPath.GROUPED
-        return self.few if n_tokens <= ops.FUSED_MAX_ROWS else AttentionPath.FLASH
+            return AttentionPath.FUSED if self.fuses(n_kv) else self.many
+        return AttentionPath.GROUPED if v_trans else self.few
+
+    def fuses(self, n_kv: int) -> bool:
+        """Return whether prompts over `n_kv` cells take the fused path."""
+        return self.fuse_from is not None and n_kv >= self.fuse_from
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The paths that it may take, each once: over V in rows, or transposed from the start."""
+        first = AttentionPath.GROUPED if self.transpose_from == 0 else self.few
+        late = () if self.fuse_from is None else (AttentionPath.FUSED,)
+        paths = (first, *late) if self.fuse_from == 0 else (first, self.many, *late)
+        return tuple(dict.fromkeys(path.value for path in paths))
 
     def wants_transposed(self, n_used: int, v_trans: bool) -> bool:
         """Return how V shall lie with `n_used` cells in use, given how it lies.

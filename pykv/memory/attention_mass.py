@@ -1,7 +1,7 @@
 """Attention mass: how much of the attention of some queries each cell received, beside the attention itself.
 
-The fused path keeps the weights that it computes anyway, and so does `GROUPED`; beside `FLASH`, which never holds them,
-and for a few rows out of many, the weights of those rows are computed once more.
+The fused path keeps the weights that it computes anyway of a few rows, and so does `GROUPED`; beside `FLASH`, which
+never holds them, beside many rows of the fused path, and for a few rows out of many, they are computed once more.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class MassGraph:
         self.masses: dict[int, Tensor] = {}
         self._arena, self._path, self._watch = arena, path, watch
         self._shape = n, n_stream
-        self._n_rows = n if path is AttentionPath.FUSED else min(n, watch.n_rows)
+        self._keeps_weights = path is AttentionPath.FUSED and n <= ops.FUSED_MAX_ROWS
+        self._n_rows = n if self._keeps_weights else min(n, watch.n_rows)
         self._row_weight: GraphInput | None = None
         self._head_weights: dict[int, GraphInput] = {}
         self._counts: dict[tuple[int, int], GraphInput] = {}
@@ -141,7 +142,7 @@ class MassGraph:
         self.what.check_heads(q.ne[1])
         n, n_stream = self._shape
         rows = ops.reshape(self._arena, q, q.ne[0], q.ne[1], n, n_stream)
-        if self._path is AttentionPath.FUSED:
+        if self._keeps_weights:
             out, mass = self._fused(rows, kv, mask, params)
         elif self._path is AttentionPath.GROUPED and self._n_rows == n:
             out, weights = grouped(self._arena, rows, kv, mask, params)

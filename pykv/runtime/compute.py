@@ -5,7 +5,7 @@ Source: spec decode.md sections 4 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from pykv.batch import UBatch
 from pykv.cells import SlotInfo
@@ -67,8 +67,8 @@ class Compute:
         n_stream = self._cache.n_stream
         n_tokens = -(-n_tokens // n_stream) * n_stream if n_stream > 1 else n_tokens
         purpose = f"n_ubatch={n_tokens} over {self._cache.n_cells} cells"
-        for n in self._largest(n_tokens):
-            kv = KVShape(n, self._cache.n_cells, 0, n_stream)
+        for n, n_kv in self._largest(n_tokens):
+            kv = KVShape(n, n_kv, 0, n_stream)
             seen = None if watch is None else watch.up_to(n // n_stream)
             built = self._build(GraphShape(kv, min(n_outputs, n), seen))
             built.graph.check_supported(self._sched.devices)
@@ -78,11 +78,16 @@ class Compute:
         if self._sched.nbytes_on(host) > host.device.memory_free:
             raise AllocError(f"{purpose}: {self._sched.nbytes_on(host)} bytes of compute buffers are more than is free")
 
-    def _largest(self, n_tokens: int) -> list[int]:
-        """Return the sizes of ubatches that may need the most memory, ascending."""
-        n_few = ops.FUSED_MAX_ROWS * self._cache.n_stream
-        is_fused = self._attention.few is AttentionPath.FUSED
-        return [n_few, n_tokens] if is_fused and n_few < n_tokens else [n_tokens]
+    def _largest(self, n_tokens: int) -> Iterator[tuple[int, int]]:
+        """Yield the ubatches, and numbers of cells below them, that may need the most memory."""
+        n_few, n_cells, fuse_from = ops.FUSED_MAX_ROWS * self._cache.n_stream, self._cache.n_cells, 0
+        if self._attention.few is AttentionPath.FUSED and n_few < n_tokens:
+            yield n_few, n_cells
+        if self._attention.fuse_from is not None:
+            fuse_from = self._attention.fuse_from
+        if 1 < fuse_from <= n_cells:
+            yield n_tokens, fuse_from - 1  # where prompts take another path still
+        yield n_tokens, n_cells
 
     def lay_out_v(self, n_tokens: int) -> None:
         """Let V lie as generation at the present depth reads it best, before `n_tokens` more are stored.
@@ -147,7 +152,8 @@ class Compute:
         self._sched.reset()
         self._arena.reset()
         graph = Graph(self._arena)
-        path = self._attention.path(shape.kv.n_tokens // shape.kv.n_stream, self._cache.store.v_trans)
+        n = shape.kv.n_tokens // shape.kv.n_stream
+        path = self._attention.path(n, self._cache.store.v_trans, shape.kv.n_kv)
         builder = GraphBuilder(graph, self._cache, shape, path)
         logits = self._model.build(builder)
         if logits is not None:
