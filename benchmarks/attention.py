@@ -1,6 +1,7 @@
-"""Time attention of one token over a cache, path by path, beside a plain read of the same bytes.
+"""Time attention of a few tokens over a cache, path by path, beside a plain read of the same bytes.
 
     python benchmarks/attention.py [--threads N] [--shapes 9/3/64 32/8/128] [--cells 7680 32768] [--types f16 q8_0]
+                                   [--rows 1 17 32 63]
 
 Each measurement visits layers in turn, enough of them that none is still in the processor's cache, as generation does.
 Paths and reads go in turns, all in this run. Prints one line of JSON: medians in ms a layer, and for each path the
@@ -37,13 +38,14 @@ BEYOND_CACHES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Shape:
-    """One layer: query heads, KV heads, their width; cells and types of K and V."""
+    """One layer: query heads, KV heads, their width; cells and types of K and V; tokens that attend."""
 
     n_head: int
     n_head_kv: int
     head: int
     n_kv: int
     dtype: DType
+    n_rows: int = 1
 
     @property
     def row_nbytes(self) -> int:
@@ -63,7 +65,8 @@ class Shape:
         return [path for path in AttentionPath if path is not AttentionPath.GROUPED or not self.dtype.is_quantized]
 
     def __str__(self) -> str:
-        return f"{self.n_head}/{self.n_head_kv} heads of {self.head}, {self.dtype.label}, {self.n_kv} cells"
+        heads = f"{self.n_head}/{self.n_head_kv} heads of {self.head}"
+        return f"{heads}, {self.dtype.label}, {self.n_kv} cells, {self.n_rows} tokens"
 
 
 class Layers:
@@ -73,10 +76,10 @@ class Layers:
         self.shape, self._path = shape, path
         self._stored = Arena(2 * shape.n_layer)
         self._tensors: list[Tensor] = []
-        graph = Graph(Arena(32 * shape.n_layer + 2, 32 * shape.n_layer + 2))
+        graph = Graph(Arena(48 * shape.n_layer + 2, 48 * shape.n_layer + 2))
         arena = graph.arena
-        self._q = GraphInput(arena.tensor(DType.F32, (shape.head, shape.n_head, 1), "q"))
-        self._mask = GraphInput(arena.tensor(path.mask_dtype, (shape.n_kv, 1), "mask"))
+        self._q = GraphInput(arena.tensor(DType.F32, (shape.head, shape.n_head, shape.n_rows), "q"))
+        self._mask = GraphInput(arena.tensor(path.mask_dtype, (shape.n_kv, shape.n_rows), "mask"))
         for _ in range(shape.n_layer):
             kv, tensors = new_cells(self._stored, arena, shape, path is AttentionPath.GROUPED)
             self._tensors += tensors
@@ -90,7 +93,7 @@ class Layers:
         self._sched.allocate(graph)
         self._graph = graph
         rng = np.random.default_rng(0)
-        for one, value in ((self._q, rng.standard_normal((1, shape.n_head, shape.head))), (self._mask, 0)):
+        for one, value in ((self._q, rng.standard_normal((shape.n_rows, shape.n_head, shape.head))), (self._mask, 0)):
             one.bind()
             one.array[...] = value
             one.commit()
@@ -168,6 +171,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="*", default=["9/3/64", "32/8/128"], help="query heads/KV heads/width")
     parser.add_argument("--cells", type=int, nargs="*", default=[7680, 32768])
     parser.add_argument("--types", nargs="*", default=["f16", "q8_0"])
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 17, 32, 63], help="tokens at once")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()
@@ -178,10 +182,11 @@ def main() -> None:
     result: dict[str, Any] = {"benchmark": "attention", "machine": machine(), "threads": args.threads}
     result["kernel"] = ops.fused_isa()
     shapes = [
-        Shape(*map(int, text.split("/")), n_kv, DType.parse(label, "types"))
+        Shape(*map(int, text.split("/")), n_kv, DType.parse(label, "types"), n_rows)
         for text in args.shapes
         for n_kv in args.cells
         for label in args.types
+        for n_rows in args.rows
     ]
     memory = np.ones(max(shape.nbytes * shape.n_layer for shape in shapes), np.uint8)
     for shape in shapes:

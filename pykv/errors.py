@@ -100,7 +100,7 @@ class UseAfterCloseError(PykvError, RuntimeError):
 
 
 class ConcurrentUseError(PykvError, RuntimeError):
-    """A second thread entered an object that serves one at a time."""
+    """An object that serves one call at a time was entered by a second: another thread's, or a signal handler's."""
 
 
 class DownloadError(PykvError, OSError):

@@ -60,10 +60,14 @@ class CellsView:
     @property
     def owners(self) -> BoolArray:
         """(n_seq, n) whether a cell belongs to a sequence, n_seq the largest id in use plus one. A copy, read-only."""
-        sequences = self.sequences
-        owners = np.zeros((max(sequences, default=-1) + 1, self.n), np.bool_)
+        return self.owners_before(self.n)
+
+    def owners_before(self, end: int) -> BoolArray:
+        """Return (n_seq, end) as `owners`, of the cells before one."""
+        sequences, end = self.sequences, integer("end", end, 0, self.n)
+        owners = np.zeros((max(sequences, default=-1) + 1, end), np.bool_)
         for s in sequences:
-            owners[s] = self._cells.member(s)
+            owners[s] = self._cells.member(s)[:end]
         owners.flags.writeable = False
         return owners
 

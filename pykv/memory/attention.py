@@ -65,7 +65,7 @@ class AttentionPlan:
         return cls(path, 0 if path is AttentionPath.GROUPED else None)
 
     def path(self, n_tokens: int, v_trans: bool, n_kv: int) -> AttentionPath:
-        """Return the path for a ubatch with that many tokens in each stream, over `n_kv` cells and V as it is stored."""
+        """Return the path for that many tokens in each stream, over `n_kv` cells and V as it is stored."""
         if n_tokens >= MANY_TOKENS:
             return AttentionPath.FUSED if self.fuses(n_kv) else self.many
         return AttentionPath.GROUPED if v_trans else self.few

@@ -13,8 +13,8 @@ class AttentionInUse:
 
     Attributes
     ----------
-    generation : path of a single token, as deep as the memory is filled now.
-    prompts : path of many tokens at once, as deep.
+    generation : path of a single token, and of fewer than 64 in a stream, as deep as the memory is filled now.
+    prompts : path of 64 tokens and more, as deep.
     reason : what was asked for, measured, or impossible.
     """
 

@@ -1,4 +1,4 @@
-"""Guard: one thread at a time changes a memory, and Ctrl-C waits until a change is whole.
+"""Guard: one decode or change of a memory at a time, and Ctrl-C waits until it is whole.
 
 What reads only positions (`pos_min`, `pos_max`, `cells`) does not enter: seen from another thread, a change may be
 half done.
@@ -7,6 +7,7 @@ half done.
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 from pykv.errors import ConcurrentUseError
@@ -14,7 +15,10 @@ from pykv.ggml import CancelFlag, HeldInterrupt
 
 
 class Guard:
-    """Entered around every change; may be entered again by the thread that is inside.
+    """Entered around every decode and change, and by nobody else meanwhile.
+
+    Not by the same thread either: what Python runs between two of its steps, such as a signal handler, must not change
+    what it stands on.
 
     Attributes
     ----------
@@ -23,18 +27,31 @@ class Guard:
 
     def __init__(self) -> None:
         self.flag = CancelFlag()
-        self._lock = threading.RLock()
-        self._held: list[HeldInterrupt] = []
+        self._lock = threading.Lock()
+        self._thread = 0
+        self._held = HeldInterrupt(self.flag)
 
     def __enter__(self) -> None:
         held = HeldInterrupt(self.flag)
         held.__enter__()
         if not self._lock.acquire(blocking=False):
             held.__exit__(None, None, None)
-            raise ConcurrentUseError("the memory is in use by another thread, which decodes or changes it")
-        self._held.append(held)
+            where = "this thread, in what this call interrupts" if self._is_mine else "another thread"
+            raise ConcurrentUseError(f"the memory is in use by {where}, which decodes or changes it")
+        self._thread, self._held = threading.get_ident(), held
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        held = self._held.pop()
+        held, self._thread = self._held, 0
         self._lock.release()
         held.__exit__(kind, error, tb)
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Return what a step of a decode or change enters: nothing if that has entered, else the guard.
+
+        For code that no caller reaches but through such a decode or change.
+        """
+        return nullcontext() if self._is_mine else self
+
+    @property
+    def _is_mine(self) -> bool:
+        return self._thread == threading.get_ident()

@@ -51,7 +51,7 @@ class KVCache(StoredKV):
         BatchError : a token of several sequences, where each has a stream of its own.
         ContextLengthExceeded : a sequence brings more tokens than a stream has cells.
         """
-        self.update()
+        self.follow()
         if self.n_stream > 1 and batch.has_coupled:
             # differs from llama.cpp: not "no slot", because no smaller batch could help
             raise BatchError("seq_id: tokens of several sequences at once need kv_unified=True, shared cells")
@@ -66,7 +66,7 @@ class KVCache(StoredKV):
 
     def apply(self, slot: SlotInfo, ubatch: UBatch) -> None:
         """Write a ubatch's bookkeeping into its slot. A cache that shares its cells leaves them alone."""
-        self.update()
+        self.follow()
         if self.other is None:
             self.streams.apply(slot, ubatch)
 

@@ -5,7 +5,7 @@ Source: spec kv_cache.md sections 8 to 10.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -14,8 +14,9 @@ from pykv.batch import UBatch
 from pykv.cells import MaskRule, SlotInfo, element_indices, fill_mask, row_indices
 from pykv.ggml import DType, Graph, GraphInput, Tensor, ops
 from pykv.memory.attention import AttentionParams, AttentionPath, KVView, attend
-from pykv.memory.attention_mass import MassGraph, MassWatch
+from pykv.memory.attention_mass import MassWatch
 from pykv.memory.hadamard import hadamard, rotate
+from pykv.memory.mass_graph import MassGraph
 from pykv.typing import BoolArray
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class KVGraph:
 
     Parameters
     ----------
-    watch : the layers whose attention is observed, see `masses`.
+    watches : the layers whose attention is observed, see `masses`.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class KVGraph:
         shape: KVShape,
         path: AttentionPath,
         causal: bool = True,
-        watch: MassWatch | None = None,
+        watches: Sequence[MassWatch] = (),
     ) -> None:
         self.cache, self.shape, self.path = cache, shape, path
         self._graph, self._arena = graph, graph.arena
@@ -67,7 +68,7 @@ class KVGraph:
         self._mask = self._input(path.mask_dtype, (shape.n_kv, n // s, 1, s), "kq_mask")
         self._rot_k = self._rotation(self._store.rot_k, "rot_k")
         self._rot_v = self._rotation(self._store.rot_v, "rot_v")
-        self._observed = None if watch is None else MassGraph(graph.arena, path, watch, n // s, s)
+        self._observed = MassGraph(graph, path, watches, n // s, s) if watches else None
 
     @property
     def inputs(self) -> tuple[GraphInput, ...]:
@@ -79,19 +80,19 @@ class KVGraph:
         wanted = (self._k_rows, self._v_rows, self._mask, self._rot_k, self._rot_v)
         return tuple(dict.fromkeys(i for i in wanted if i is not None))
 
-    def watches(self, il: int) -> bool:
+    def observes(self, il: int) -> bool:
         """Whether a layer is observed."""
-        return self._observed is not None and self._observed.watches(il)
+        return self._observed is not None and self._observed.observes(il)
 
     @property
-    def masses(self) -> Mapping[int, Tensor]:
-        """Layer → the attention that each cell received, [n_kv, n_head_kv or 1, n_stream] f32; only observed ones."""
-        return MappingProxyType({} if self._observed is None else self._observed.masses)
+    def masses(self) -> tuple[Mapping[int, Tensor], ...]:
+        """For each watch, layer → the attention that each cell received, [n_kv, n_head_kv or 1, n_stream] f32."""
+        return () if self._observed is None else tuple(map(MappingProxyType, self._observed.masses))
 
-    def fill(self, slot: SlotInfo, ubatch: UBatch, chosen: BoolArray | None = None) -> None:
+    def fill(self, slot: SlotInfo, ubatch: UBatch, chosen: Sequence[BoolArray] | None = None) -> None:
         """Write the inputs for a ubatch whose bookkeeping has been applied.
 
-        `chosen` (n_tokens,) says which tokens the observed masses count; None = as the watch has it for this ubatch.
+        `chosen` says for each watch which tokens count, (n_tokens,); None = as it has it for this ubatch alone.
         """
         streams, n_cells = self.cache.streams, self.cache.n_cells
         self._k_rows.array[0, 0, 0] = row_indices(slot, n_cells)
@@ -104,7 +105,9 @@ class KVGraph:
         for one in self._own_inputs:
             one.commit()
         if self._observed is not None:
-            self._observed.fill(self._observed.what.chosen(ubatch.seq_first) if chosen is None else chosen)
+            if chosen is None:
+                chosen = [watch.what.chosen(ubatch.seq_ids) for watch in self._observed.watches]
+            self._observed.fill(chosen)
 
     def store(self, il: int, k: Tensor, v: Tensor) -> None:
         """Add nodes that write `k` [Dk, Hk, n_tokens] and `v` [Dv, Hk, n_tokens] to the ubatch's cells."""
@@ -129,9 +132,8 @@ class KVGraph:
         if self._rot_k is not None:
             q = rotate(self._arena, q, self._rot_k.tensor)
         kv = KVView(self.get_k(il), self.get_v(il), self._store.v_trans)
-        if self._observed is not None and self.watches(il):
+        if self._observed is not None and self._observed.observes(il):
             out = self._observed.attend(il, q, kv, self._mask.tensor, params)
-            self._graph.expand(self._observed.masses[il])
         else:
             out = attend(self._arena, self.path, q, kv, self._mask.tensor, params)
         return out if self._rot_v is None else rotate(self._arena, out, self._rot_v.tensor)

@@ -122,11 +122,9 @@ class StoredKV:
         ------
         ParamError : V is quantised, layers differ in width, or another cache shares cells or layers with this one.
         """
-        self.update()
-        if transposed == self.store.v_trans:
-            return
+        self.require_open()
         with self.guard:
-            self.store.turn_v(self.used_max_p1, transposed)
+            self.lay_out_v(transposed)
 
     def update(self) -> UpdateStatus:
         """Let stored rows follow the verbs: carry out queued copies, then turn the keys of what has moved.
@@ -209,10 +207,7 @@ class StoredKV:
     def close(self) -> None:
         """Free the buffers. Graphs that still stand on them keep them until they go."""
         with self.guard:
-            self._closed = True
-            self._follower.leave(self._mover)
-            self._mover.close()
-            self.store.close()
+            self.release()
 
     def __enter__(self) -> Self:
         self.require_open()
@@ -228,12 +223,35 @@ class StoredKV:
         if self.other is not None:
             self.other.require_open()
 
+    # for who has entered the guard
+
+    def follow(self) -> None:
+        """Do what `update` does."""
+        self.require_open()
+        if self._follower.has_work:
+            with self.guard.entered():
+                self._follower.run()
+
+    def lay_out_v(self, transposed: bool) -> None:
+        """Do what `store_v` does."""
+        self.follow()
+        if transposed != self.store.v_trans:
+            self.store.turn_v(self.used_max_p1, transposed)
+
+    def release(self) -> None:
+        """Do what `close` does."""
+        self._closed = True
+        self._follower.leave(self._mover)
+        self._mover.close()
+        self.store.close()
+
     # mechanism
 
     def _rows_of(self, il: int, seq_id: int) -> I64Array:
         """Return the rows of a sequence in the order of positions, with all queued changes made."""
         self._check_ids(seq_id)
-        self.tensors(il)
+        self.follow()
+        self.store.tensors(il)
         stream = self.streams.stream_of(seq_id)
         cells = self.streams.cells[stream]
         idxs = cells.find(int(seq_id), 0, POS_INF)

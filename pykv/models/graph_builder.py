@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ class GraphShape:
 
     kv: KVShape
     n_outputs: int
-    watch: MassWatch | None = None
+    watches: tuple[MassWatch, ...] = ()
 
 
 class GraphBuilder:
@@ -32,7 +33,7 @@ class GraphBuilder:
         self.graph, self.shape = graph, shape
         self._arena = graph.arena
         self._spec = cache.spec
-        self.kv = KVGraph(graph, cache, shape.kv, path, watch=shape.watch)
+        self.kv = KVGraph(graph, cache, shape.kv, path, watches=shape.watches)
         n = shape.kv.n_tokens
         self._token = GraphInput(self._arena.tensor(DType.I32, (n,), "tokens"))
         self._pos = GraphInput(self._arena.tensor(DType.I32, (n,), "positions"))
@@ -45,7 +46,7 @@ class GraphBuilder:
         own = (self._token, self._pos, self._out_ids)
         return tuple(i for i in own if i is not None) + self.kv.inputs
 
-    def fill(self, slot: SlotInfo, ubatch: UBatch, chosen: BoolArray | None = None) -> None:
+    def fill(self, slot: SlotInfo, ubatch: UBatch, chosen: Sequence[BoolArray] | None = None) -> None:
         """Write all inputs for a ubatch whose bookkeeping has been applied; `chosen` as in `KVGraph.fill`."""
         self._token.array[0, 0, 0] = ubatch.token
         self._pos.array[0, 0, 0] = ubatch.pos[0]
@@ -99,5 +100,5 @@ class GraphBuilder:
 
     def observe(self, il: int, q: Tensor, scale: float) -> None:
         """Let a layer whose outputs nobody needs be observed, if it is to be."""
-        if self.kv.watches(il):
+        if self.kv.observes(il):
             self.kv.attend(il, q, scale)

@@ -15,12 +15,12 @@ import numpy as np
 from pykv.batch import Batch, BatchBuilder, BatchLimits, ValidBatch, validate
 from pykv.errors import ComputeCancelled, ConcurrentUseError, NoSlotError, ParamError, UseAfterCloseError
 from pykv.ggml import Backend, HeldInterrupt, cpu_device
-from pykv.memory import AttentionMass, AttentionPlan, KVCache, MassWatch
+from pykv.memory import AttentionMass, AttentionPlan, KVCache
 from pykv.memory.attention_choice import AttentionInUse
 from pykv.memory.kv_context import KVContext
 from pykv.runtime.compute import Compute
 from pykv.runtime.memory_layout import attention_choice, kv_places, kv_settings
-from pykv.runtime.observe import Observer, Watched
+from pykv.runtime.observe import Observer, SeenCells, Watched, watched_by
 from pykv.runtime.outputs import Outputs
 from pykv.runtime.params import ContextParams, resolve
 from pykv.typing import BoolArray, F32Array
@@ -57,7 +57,7 @@ class Context:
         self._choice = attention_choice(model, self.params, spec, attention)
         self.attention = self._choice.plan
         self.traces: list[Trace] = []
-        self._observer: Observer | None = None
+        self._observers: tuple[Observer, ...] = ()
         self.memory = KVCache(
             spec,
             kv_settings(self.params, self.attention),
@@ -67,7 +67,7 @@ class Context:
         self._cancel = self.memory.guard.flag  # one for all: moving rows stops at it between two steps
         try:
             self._compute = self._make_compute()
-            self._reserve()
+            self._reserve(())
         except BaseException:
             self.memory.close()
             raise
@@ -90,12 +90,13 @@ class Context:
         ComputeCancelled, KeyboardInterrupt : `cancel` or Ctrl-C. Ctrl-C cancels also where the program's own handler
             for it returns.
         ComputeError, AllocError, UnsupportedOpError : a backend failed, or cannot turn or copy stored rows.
-        UseAfterCloseError, ConcurrentUseError : closed, or in use by another thread.
+        UseAfterCloseError, ConcurrentUseError : closed, or in use: by another thread, or by what a signal handler of
+            this one interrupts.
         """
         self._require_open()
         with HeldInterrupt(self._cancel):
             if not self._lock.acquire(blocking=False):
-                raise ConcurrentUseError("the context is decoding in another thread; one thread at a time")
+                raise ConcurrentUseError("the context is decoding already; one thread at a time, and one decode")
             try:
                 self._require_open()
                 with self.memory.guard:
@@ -197,9 +198,14 @@ class Context:
     def observe(self, layers: Sequence[int] | None = None, what: AttentionMass | None = None) -> Observer:
         """Note from now on how much attention each cell receives, in every ubatch that is decoded.
 
-        Decoding computes the same as without, to the bit. On the fused path that costs little. Beside "flash", and for
-        a prompt whose last tokens alone count, the weights of those tokens are computed once more: with all tokens of a
-        long prompt, in as much memory as "matmul" takes.
+        Decoding computes the same as without, to the bit. For few tokens at once, as in generation, the fused path
+        keeps what it computes anyway, which costs little. For a prompt the weights of all tokens that count are there
+        with "matmul" only; beside the other paths they are computed once more. Memory for the longest prompt is had at
+        once, and given back when the observer is closed: of `n_ubatch` tokens, unless `what.last` asks for fewer, times
+        `n_ctx` cells times the query heads, 4 bytes each, once or twice. Where only generation is to be observed,
+        ``what=AttentionMass(last=1)`` takes next to nothing.
+
+        Several observers may be open at once, such as one for sums and one for the largest shares.
 
         Parameters
         ----------
@@ -212,17 +218,19 @@ class Context:
 
         Raises
         ------
-        ParamError : no such layer or head, or an observer is open already.
-        AllocError : the memory for it cannot be had.
-        ConcurrentUseError : another thread is decoding, or using the memory.
+        ParamError : no such layer or head.
+        AllocError : the memory for it cannot be had; nothing has changed.
+        ConcurrentUseError : the context is decoding, or its memory in use otherwise.
         """
         self._require_open()
         with self.memory.guard:
-            if self._observer is not None:
-                raise ParamError("observe: another observer of this context is open; close it first")
             observer = Observer(self, layers, what, self._unobserve)
-            self._reserve(observer.widest(self.n_batch, self.params.n_seq_max))
-            self._observer = observer
+            try:
+                self._reserve((*self._observers, observer))
+            except BaseException:
+                self._reserve(self._observers)
+                raise
+            self._observers += (observer,)
         return observer
 
     def close(self) -> None:
@@ -235,18 +243,18 @@ class Context:
         if self._closed:
             return
         if not self._lock.acquire(blocking=False):
-            raise ConcurrentUseError("the context is decoding in another thread; cancel() it before close()")
+            raise ConcurrentUseError("the context is decoding; cancel() it before close()")
         try:
             with self.memory.guard:  # refuses while another thread is inside, before anything is closed
                 self._closed = True
                 for trace in tuple(self.traces):
-                    trace.close()
-                if self._observer is not None:
-                    self._observer.close()
+                    trace.end()
+                for observer in self._observers:
+                    observer.end()
                 self._compute.close()
                 for backend in self._backends:
                     backend.close()
-                self.memory.close()
+                self.memory.release()
         finally:
             self._lock.release()
 
@@ -271,9 +279,7 @@ class Context:
         self._compute.lay_out_v(valid.n_tokens)
         outputs = Outputs(valid.n_outputs, self.model.hparams.n_vocab)
         self._logits = None
-        observer = self._observer
-        watches = [None] * len(plan.ubatches) if observer is None else observer.watches(plan.ubatches)
-        for i, watched in enumerate(watches):
+        for i, watched in enumerate(watched_by(self._observers, plan.ubatches)):
             self._step(plan, i, outputs, watched)
         self._logits, self._wanted = outputs.in_batch_order(), valid.output
 
@@ -301,7 +307,7 @@ class Context:
             raise NoSlotError(f"no room for {valid.n_tokens} tokens: {used}")
         return plan
 
-    def _step(self, plan: KVContext, i: int, outputs: Outputs, watched: Watched | None) -> None:
+    def _step(self, plan: KVContext, i: int, outputs: Outputs, watched: Sequence[Watched]) -> None:
         """Apply and compute one ubatch; if that fails, take its tokens out again."""
         ubatch = plan.ubatches[i]
         if self._cancel:
@@ -310,8 +316,10 @@ class Context:
         try:
             room = outputs.room_for(ubatch.batch_idxs[ubatch.output])
             masses = self._compute.run(shape, plan.slots[i], ubatch, room, watched)
-            if watched is not None:
-                watched.hear(plan.slots[i], ubatch, masses)
+            if watched:
+                seen = SeenCells(self.memory.streams.cells, plan.slots[i], ubatch)
+                for one, mass in zip(watched, masses, strict=True):
+                    one.observer.hear(one.chosen, seen, mass)
         except BaseException:
             self._compute.drop_graph()
             plan.retract(i)
@@ -323,15 +331,18 @@ class Context:
         self._backends = [Backend(device, params.n_threads, self._cancel) for device in devices]
         return Compute(model.architecture, self.memory, self.attention, self._backends, model.owners)
 
-    def _reserve(self, watch: MassWatch | None = None) -> None:
-        """Allocate memory for the largest ubatch, and drop the graph at hand."""
+    def _reserve(self, observers: Sequence[Observer]) -> None:
+        """Allocate memory for the largest ubatch under these observers, and drop the graph at hand."""
         n_tokens = min(self.params.n_ctx, self.params.n_ubatch)
-        self._compute.reserve(n_tokens, min(n_tokens, self.params.n_outputs_max), watch)
+        n_seqs = self.params.n_seq_max if self.params.kv_unified else 1
+        watches = [observer.widest(n_tokens, n_seqs) for observer in observers]
+        self._compute.reserve(n_tokens, min(n_tokens, self.params.n_outputs_max), watches)
 
-    def _unobserve(self) -> None:
+    def _unobserve(self, observer: Observer) -> None:
         with self.memory.guard:
-            self._observer = None
-            self._compute.drop_graph()
+            observer.end()
+            self._observers = tuple(one for one in self._observers if one is not observer)
+            self._reserve(self._observers)
 
     def _require_open(self) -> None:
         if self._closed:

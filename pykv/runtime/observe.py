@@ -8,21 +8,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
 from pykv.batch import UBatch
-from pykv.cells import CellsView, SlotInfo
-from pykv.cells.arguments import shown
+from pykv.cells import CellsView, KVCells, SlotInfo
+from pykv.cells.arguments import integer, shown
 from pykv.errors import ParamError
 from pykv.ggml import Tensor
 from pykv.memory import AttentionMass, MassWatch
 from pykv.memory.attention_mass import indices
-from pykv.typing import BoolArray, F32Array, I32Array
+from pykv.typing import AnyArray, BoolArray, F32Array, I32Array
 
 if TYPE_CHECKING:
     from pykv.runtime.context import Context
+
+_Array = TypeVar("_Array", bound=AnyArray)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,8 @@ class Observation:
     members : (n_seq, n_kv) whether a cell belonged to a sequence; n_seq is the largest id in use plus one.
     tokens : (k,) the tokens that count, as indices in the batch. A sum over all cells, heads and tokens is k times the
         number of heads.
+
+    All arrays are read-only; those of one decode may be shared among observers.
     """
 
     stream: int
@@ -47,6 +52,7 @@ class Observation:
 
     def owners(self, cell: int) -> tuple[int, ...]:
         """Return the sequences of one cell, ascending."""
+        cell = integer("cell", cell, 0, self.pos.size - 1)
         return tuple(np.flatnonzero(self.members[:, cell]).tolist())
 
 
@@ -67,7 +73,7 @@ class Observer:
         context: Context,
         layers: Sequence[int] | None,
         what: AttentionMass | None,
-        leave: Callable[[], None],
+        leave: Callable[[Observer], None],
     ) -> None:
         self.what = AttentionMass() if what is None else what
         if not isinstance(self.what, AttentionMass):
@@ -75,7 +81,7 @@ class Observer:
         self.layers = _layers(context, layers)
         for il in self.layers:
             self.what.check_heads(context.model.hparams.n_head_by_layer[il])
-        self._cells, self._n_stream = context.memory.streams.cells, context.memory.n_stream
+        self._n_stream = context.memory.n_stream
         self._leave = leave
         self._seen: deque[Observation] = deque()
         self._closed = False
@@ -90,15 +96,19 @@ class Observer:
         return self._closed
 
     def close(self) -> None:
-        """Stop observing. Safe to call twice; the context closes its observer with itself.
+        """Stop observing, and give back the memory that only this took. Safe to call twice; the context closes its
+        observers with itself.
 
         Raises
         ------
-        ConcurrentUseError : another thread is decoding, or using the memory; the observer goes on.
+        ConcurrentUseError : the context is decoding, or its memory in use otherwise; the observer goes on.
         """
         if not self._closed:
-            self._leave()
-            self._closed = True
+            self._leave(self)
+
+    def end(self) -> None:
+        """Take in nothing more. For a context, which has entered its memory's guard."""
+        self._closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -109,34 +119,29 @@ class Observer:
     # for the context
 
     def widest(self, n_tokens: int, n_seq_max: int) -> MassWatch:
-        """Return what the largest ubatch has to observe."""
+        """Return what the largest ubatch has to observe of a stream, of which `n_seq_max` sequences have a share."""
         n_rows = n_tokens if self.what.last is None else min(n_tokens, self.what.last * n_seq_max)
         return MassWatch(frozenset(self.layers), self.what, n_rows)
 
     def watches(self, ubatches: Sequence[UBatch]) -> list[Watched | None]:
         """Return what to observe of each ubatch of a batch; None where nothing counts."""
-        whole = (
-            np.concatenate([ubatch.seq_first for ubatch in ubatches]) if len(ubatches) > 1 else ubatches[0].seq_first
-        )
-        chosen, begin = self.what.chosen(whole), 0
+        chosen, begin = self.what.chosen([ids for ubatch in ubatches for ids in ubatch.seq_ids]), 0
         watches: list[Watched | None] = []
         for ubatch in ubatches:
             watches.append(self._watch(ubatch, chosen[begin : begin + ubatch.n_tokens]))
             begin += ubatch.n_tokens
         return watches
 
-    def hear(self, chosen: BoolArray, slot: SlotInfo, ubatch: UBatch, masses: Mapping[int, Tensor]) -> None:
-        """Take in what has been computed of a ubatch; the cells are as they were then."""
+    def hear(self, chosen: BoolArray, seen: SeenCells, masses: Mapping[int, Tensor]) -> None:
+        """Take in what has been computed of a ubatch."""
         read = dict(zip(self.layers, _read([masses[il] for il in self.layers]), strict=True))
-        rows = chosen.reshape(len(slot.streams), -1)
-        idxs = ubatch.batch_idxs.reshape(rows.shape)
-        for k, stream in enumerate(slot.streams):
-            if rows[k].any():
-                mass = {il: one[k] if self.what.per_kv_head else one[k, 0] for il, one in read.items()}
-                n_kv = next(iter(mass.values())).shape[-1]
-                cells = CellsView(self._cells[stream])
-                pos, members = cells.pos[:n_kv].copy(), cells.owners[:, :n_kv]
-                self._seen.append(Observation(stream, mass, pos, members, idxs[k][rows[k]]))
+        rows = chosen.reshape(len(seen.slot.streams), -1)
+        idxs = seen.ubatch.batch_idxs.reshape(rows.shape)
+        for k in np.flatnonzero(rows.any(axis=1)).tolist():
+            mass = {il: one[k] if self.what.per_kv_head else one[k, 0] for il, one in read.items()}
+            pos, members = seen.cells(k, next(iter(mass.values())).shape[-1])
+            tokens = _read_only(idxs[k][rows[k]])
+            self._seen.append(Observation(seen.slot.streams[k], MappingProxyType(mass), pos, members, tokens))
 
     def _watch(self, ubatch: UBatch, chosen: BoolArray) -> Watched | None:
         if not chosen.any():
@@ -149,15 +154,34 @@ class Observer:
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """What to observe of one ubatch: `chosen` (n_tokens,) says which of its tokens count."""
+    """What an observer wants of one ubatch: `chosen` (n_tokens,) says which of its tokens count."""
 
     watch: MassWatch
     chosen: BoolArray
     observer: Observer
 
-    def hear(self, slot: SlotInfo, ubatch: UBatch, masses: Mapping[int, Tensor]) -> None:
-        """Give the observer what has been computed."""
-        self.observer.hear(self.chosen, slot, ubatch, masses)
+
+def watched_by(observers: Sequence[Observer], ubatches: Sequence[UBatch]) -> list[list[Watched]]:
+    """Return what to observe of each ubatch of a batch."""
+    if not observers:
+        return [[] for _ in ubatches]
+    of_each = zip(*(observer.watches(ubatches) for observer in observers), strict=True)
+    return [[watched for watched in of_one if watched is not None] for of_one in of_each]
+
+
+class SeenCells:
+    """The cells that a ubatch has looked at as they are now, copied when first asked for."""
+
+    def __init__(self, streams: Sequence[KVCells], slot: SlotInfo, ubatch: UBatch) -> None:
+        self._streams, self.slot, self.ubatch = streams, slot, ubatch
+        self._copies: dict[int, tuple[I32Array, BoolArray]] = {}
+
+    def cells(self, k: int, n_kv: int) -> tuple[I32Array, BoolArray]:
+        """Return positions (n_kv,) and members (n_seq, n_kv) of the slot's stream number `k`, read-only."""
+        if k not in self._copies:
+            view = CellsView(self._streams[self.slot.streams[k]])
+            self._copies[k] = _read_only(view.pos[:n_kv].copy()), view.owners_before(n_kv)
+        return self._copies[k]
 
 
 def _layers(context: Context, given: Sequence[int] | None) -> tuple[int, ...]:
@@ -173,12 +197,15 @@ def _layers(context: Context, given: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _read(masses: list[Tensor]) -> list[F32Array]:
-    """Return masses [n_kv, Hk, S], which may differ in Hk, as (S, Hk, n_kv)."""
+    """Return masses [n_kv, Hk, S], which may differ in Hk, as (S, Hk, n_kv), read-only."""
     out = np.empty(sum(mass.n_elements for mass in masses), np.float32)
-    arrays, begin = [], 0
-    for mass in masses:
-        n_kv, n_head_kv, n_stream, _ = mass.ne
-        part = out[begin : (begin := begin + n_kv * n_head_kv * n_stream)]
-        mass.get_into(part)
-        arrays.append(part.reshape(n_stream, n_head_kv, n_kv))
-    return arrays
+    ends = np.cumsum([mass.n_elements for mass in masses]).tolist()
+    for mass, end in zip(masses, ends, strict=True):
+        mass.get_into(out[end - mass.n_elements : end])
+    parts = np.split(_read_only(out), ends[:-1])
+    return [part.reshape(mass.ne[2::-1]) for mass, part in zip(masses, parts, strict=True)]
+
+
+def _read_only(array: _Array) -> _Array:
+    array.flags.writeable = False
+    return array

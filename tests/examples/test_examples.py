@@ -26,7 +26,7 @@ def run_example(name: str, **environ: str) -> str:
 
 def test_readme_shows_examples_that_are_run():
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert blocks == [(ROOT / "examples" / name).read_text() for name in ("hello.py", "moves.py")]
+    assert blocks == [(ROOT / "examples" / name).read_text() for name in ("hello.py", "moves.py", "attention.py")]
 
 
 @pytest.mark.parametrize("ending", ["&& pykv demo", "&& pytest"])

@@ -51,5 +51,5 @@ def test_masses_refuse_weights_that_do_not_fit() -> None:
         ops.MassOf(row_weight=arena.tensor(DType.F32, (3,))),
         ops.MassOf(row_weight=arena.tensor(DType.F32, (1, 2))),
     ):
-        with pytest.raises(TensorError, match="fused_attn_mass: does not cover weights that are not one f32 a"):
-            ops.fused_attn_mass(arena, q, k, k, None, of, scale=1.0)
+        with pytest.raises(TensorError, match="fused_attn_masses: does not cover weights that are not one f32 a"):
+            ops.fused_attn_masses(arena, q, k, k, None, [of], scale=1.0)

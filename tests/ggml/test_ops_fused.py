@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.child import run_cleanly
 from support.cpu_graph import Bench
 from support.fused_case import FUSED_CASES, MASKS, TYPES, FusedCase
 from support.nmse import nmse
 
 from pykv._native import ffi, lib
-from pykv.errors import ComputeCancelled, TensorError
-from pykv.ggml import Arena, Backend, CancelFlag, DType, Graph, Sched, cpu_device, ops
+from pykv.errors import ComputeCancelled, TensorError, UseAfterCloseError
+from pykv.ggml import Arena, Backend, Buffer, CancelFlag, DType, Graph, Sched, cpu_device, ops
 
 CLOSE = 1e-11
 """NMSE against float64 of sums in f32; measured at most 1e-12."""
@@ -237,5 +238,60 @@ def test_an_operand_of_an_arena_that_was_reset() -> None:
     arena, other = Arena(16), Arena(4)
     given = operands(arena) | {"v": other.tensor(DType.F16, (32, 2, 70, 1))}
     other.reset()
-    with pytest.raises(Exception, match="its arena was reset"):
+    with pytest.raises(UseAfterCloseError, match="its arena was reset"):
         ops.fused_attn(arena, **given, scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("scale", float("nan")), ("scale", float("inf")), ("scale", 1e39), ("scale", "x"), ("scale", True),
+        ("logit_softcap", -1.0), ("logit_softcap", float("nan")), ("max_bias", -1.0), ("max_bias", float("inf")),
+    ],
+)  # fmt: skip
+def test_parameters_that_make_every_score_nan(name: str, value: object) -> None:
+    arena = Arena(16)
+    given = operands(arena)
+    for op, more in ((ops.fused_attn, ()), (ops.fused_attn_masses, ([ops.MassOf()],))):
+        with pytest.raises(TensorError, match=f"{op.__name__}: {name} = "):
+            op(arena, *given.values(), *more, **({"scale": 1.0} | {name: value}))
+    assert arena.n_used == len(given)
+
+
+@pytest.mark.parametrize(("asked", "is_told"), [("avx9", True), ("", True), ("portable", False), (None, False)])
+def test_an_instruction_set_that_is_not_there_was_taken_for_granted(asked: str | None, is_told: bool) -> None:
+    code = """
+        import logging, sys
+        logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+        from pykv.ggml import ops
+        for _ in range(2):
+            print(ops.fused_isa())
+    """
+    environment = {} if asked is None else {"PYKV_ATTENTION_ISA": asked}
+    *told, first, second = run_cleanly(code, environment=environment).splitlines()
+    assert first == second
+    if asked == "portable":
+        assert first == "portable"
+    warning = f"WARNING PYKV_ATTENTION_ISA={asked!r}: this machine or build has no such kernel; {first} is used"
+    assert told == ([warning] if is_told else [])
+
+
+def compute_nbytes(n_kv: int) -> int:
+    """Return the compute memory of one attention over so many cells; its operands lie elsewhere."""
+    stored, graph = Arena(8), Graph(Arena(8, 8))
+    ne = {"q": (16, 16, 16, 1), "k": (16, 16, n_kv, 1), "v": (16, 16, n_kv, 1), "mask": (n_kv, 16, 1, 1)}
+    given = operands(stored, **ne)
+    with (
+        Buffer.allocate(stored, cpu_device().buffer_type, "operands"),
+        Backend(cpu_device(), 1) as backend,
+        Sched([backend], 8) as sched,
+    ):
+        graph.expand(ops.fused_attn(graph.arena, **given, scale=1.0).as_output())
+        sched.reserve(graph, "test")
+        return sched.nbytes
+
+
+def test_fewer_cells_took_more_scratch_than_what_was_reserved_for_all() -> None:
+    """4096 cells are cut into more runs than 4352."""
+    sizes = [compute_nbytes(n_kv) for n_kv in range(256, 10240 + 1, 256)]
+    assert sizes == sorted(sizes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.kv_scene import KVScene, run
 from support.mass_scene import MassScene
 
@@ -84,14 +86,28 @@ def test_bias_cap_and_window(path: AttentionPath, extra: dict, unified: bool) ->
             step_all(MassScene(cache, path, n_head=6), what, ROUNDED["f32"])
 
 
-@pytest.mark.parametrize("path", [AttentionPath.FLASH, AttentionPath.GROUPED])
+@pytest.mark.parametrize("path", AttentionPath)
 @pytest.mark.parametrize("last", [None, 16, 33])
-def test_the_end_of_a_prompt_of_many_tokens(path: AttentionPath, last: int | None) -> None:
+@pytest.mark.parametrize("largest", [False, True], ids=["sum", "largest"])
+def test_the_end_of_a_prompt_of_many_tokens(path: AttentionPath, last: int | None, largest: bool) -> None:
+    """The fused path keeps weights of a few; here they are computed beside it."""
     with KVCache(SPEC, KVSettings(128, type_k="f32", type_v="f32")) as cache:
         scene = MassScene(cache, path, n_head=4)
-        ((ours, expected),) = scene.step(run(0, range(100)), AttentionMass(last=last))
+        what = AttentionMass(last=last, largest=largest, per_kv_head=largest)
+        ((ours, expected),) = scene.step(run(0, range(61)), what)
         assert np.abs(ours - expected).max() <= ROUNDED["f32"]
-        assert ours.sum() == pytest.approx(4 * (last or 100), rel=1e-4)
+        if not largest:
+            assert ours.sum() == pytest.approx(4 * (last or 61), rel=1e-4)
+
+
+@pytest.mark.parametrize("largest", [False, True], ids=["sum", "largest"])
+def test_many_rows_of_several_streams(largest: bool) -> None:
+    settings = KVSettings(64, n_seq_max=2, unified=False, type_k="f32", type_v="f32")
+    with KVCache(SPEC, settings) as cache:
+        scene, what = MassScene(cache, AttentionPath.FUSED, n_head=6), AttentionMass(last=20, largest=largest)
+        ((ours, expected),) = scene.step([(s, p) for p in range(35) for s in range(2)], what)
+        assert ours.shape == (2, 1, 64)
+        assert np.abs(ours - expected).max() <= ROUNDED["f32"]
 
 
 @pytest.mark.parametrize("path", AttentionPath)
@@ -108,10 +124,36 @@ def test_what_is_observed_attends_to_the_bit_as_without(path: AttentionPath) -> 
 
 def test_streams_differ_in_how_many_tokens_count() -> None:
     """One stream's last tokens lie in an earlier ubatch, the other's are cut in two."""
-    seqs = np.array([0, 0, 1, 1, 0, 1, 1, 1], np.int32)
+    seqs = [(s,) for s in (0, 0, 1, 1, 0, 1, 1, 1)]
     assert AttentionMass(last=2).chosen(seqs).tolist() == [False, True, False, False, True, False, True, True]
     assert AttentionMass(last=9).chosen(seqs).all()
     assert AttentionMass().chosen(seqs).all()
+
+
+def test_the_last_tokens_of_a_sequence_that_shares_them_did_not_count() -> None:
+    """Sequence 1 ends with tokens that sequence 0 goes on from."""
+    seqs = [(0, 1)] * 5 + [(0,)] * 3
+    assert np.flatnonzero(AttentionMass(last=2).chosen(seqs)).tolist() == [3, 4, 6, 7]
+    assert np.flatnonzero(AttentionMass(last=1).chosen(seqs)).tolist() == [4, 7]
+    assert np.flatnonzero(AttentionMass(last=4).chosen(seqs)).tolist() == [1, 2, 3, 4, 5, 6, 7]
+
+
+@given(
+    st.lists(st.sets(st.integers(0, 4), min_size=1).map(lambda ids: tuple(sorted(ids))), min_size=1, max_size=30),
+    st.integers(1, 12),
+)
+def test_a_token_counts_if_it_is_late_in_any_of_its_sequences(seqs: list[tuple[int, ...]], last: int) -> None:
+    late = {i for s in range(5) for i in [i for i, ids in enumerate(seqs) if s in ids][-last:]}
+    assert set(np.flatnonzero(AttentionMass(last=last).chosen(seqs)).tolist()) == late
+
+
+@pytest.mark.parametrize("path", AttentionPath)
+def test_shared_tokens_are_added_up_as_numpy_does(path: AttentionPath) -> None:
+    shared = [((0, 1, 2), p) for p in range(7)] + run(0, range(7, 10)) + run(2, range(7, 8))
+    for last in (1, 2, 3):
+        with KVCache(SPEC, KVSettings(64, n_seq_max=3, type_k="f32", type_v="f32")) as cache:
+            ((ours, expected),) = MassScene(cache, path, n_head=4).step(shared, AttentionMass(last=last))
+            assert np.abs(ours - expected).max() <= ROUNDED["f32"] * max(1.0, expected.max())
 
 
 @pytest.mark.parametrize(

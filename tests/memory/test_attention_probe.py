@@ -56,7 +56,11 @@ Times = tuple[float, float, float]
 
 
 def pretend(
-    monkeypatch: pytest.MonkeyPatch, many: AttentionPath, turning: int, times: Times = (2, 2, 1), prompt: Times | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    many: AttentionPath,
+    turning: int,
+    times: Times = (2, 2, 1),
+    prompt: Times | None = None,
 ) -> Asked:
     """Let one token take so long by the fused path, by flash, and over transposed V, there 9 up to a depth.
 

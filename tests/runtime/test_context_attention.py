@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from support.nmse import nmse
 from support.tiny_gguf import TinyModel
-from support.twin import EXACT, ROUNDED, TOKENS, Twin
+from support.twin import ROUNDED, TOKENS, Twin
 
 import pykv
 from pykv.errors import ParamError
@@ -31,7 +32,6 @@ SMALL = {"n_ctx": 256, "n_threads": 1}
         ({"flash_attn": True}, "flash", "flash", "flash was asked for"),
         ({"attention": "matmul"}, "matmul", "matmul", "matmul was asked for"),
         ({"flash_attn": False}, "matmul", "matmul", "matmul was asked for"),
-        ({}, None, None, "measured at 256 cells: fused"),
         ({"type_k": "q8_0", "type_v": "q8_0", "attention": "fused"}, "fused", "fused", "fused was asked for"),
     ],
     ids=str,
@@ -45,6 +45,18 @@ def test_a_context_says_how_it_attends_and_why(
         assert prompts in (None, path.prompts)
         assert {path.generation, path.prompts} <= {"fused", "flash", "matmul"}
         assert reason in path.reason
+
+
+def test_what_was_measured_decides_and_is_told(write_tiny: Write) -> None:
+    with pykv.Model.load(write_tiny(TINY)) as model, model.context(**SMALL) as context:
+        path = context.attention_path
+        found = re.match(r"measured at 256 cells: (.*); \S+ tokens over 256 cells: (.*)$", path.reason)
+        assert found, path.reason
+        single, many = (dict(re.findall(r"(\w+) ([\d.]+) ms", times)) for times in found.groups())
+        assert list(many) == ["fused", "flash", "matmul"]
+        assert set(single) <= {"fused", "flash", "matmul"}
+        assert path.generation in single  # matmul only over V that was turned, of which a new context has none
+        assert float(many[path.prompts]) <= min(map(float, many.values())) / 0.85  # what it must be worth, as printed
 
 
 def test_the_path_of_the_present_depth_is_told(write_tiny: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +96,7 @@ def test_keys_on_another_device_take_ggmls_path(write_tiny: Write, monkeypatch: 
 @pytest.mark.parametrize("unified", [True, False], ids=["unified", "streams"])
 @pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("q8_0", "q8_0"), ("f16", "q8_0")], ids="-".join)
 def test_every_size_of_ubatch_gives_the_same_rows(write_tiny: Write, types: tuple[str, str], unified: bool) -> None:
-    """One token, sixteen, seventeen, a prompt: each the fused path or another one, over the same cells."""
+    """One token, sixteen, seventeen, 63, a prompt: blocks of rows, or another path, over the same cells."""
     type_k, type_v = types
     most = {"f32": 1e-5, "f16": 2e-5, "q8_0": 4e-3}[max(types)]
     params = {"n_ctx": 1024, "n_seq_max": 2, "kv_unified": unified, "type_k": type_k, "type_v": type_v}
@@ -93,12 +105,12 @@ def test_every_size_of_ubatch_gives_the_same_rows(write_tiny: Write, types: tupl
         model.context(**params, n_threads=1, attention="fused") as context,
     ):
         twin = Twin(context, TINY, most)
-        for n in (1, 16, 17, 64, 2, 1, 1):
+        for n in (1, 16, 17, 64, 2, 1, 1, 63):
             twin.decode(n)
         twin.decode(8, seq_id=1)
-        twin.decode(4, pos=[102, 8, 103, 9], seq_id=[0, 1, 0, 1])
+        twin.decode(4, pos=[165, 8, 166, 9], seq_id=[0, 1, 0, 1])
         twin.edit("seq_rm", 0, 20, 60)
-        twin.decode(1, pos=[104])
+        twin.decode(1, pos=[167])
 
 
 def test_exact_numbers_stay_exact(write_tiny: Write) -> None:
@@ -112,7 +124,6 @@ def test_exact_numbers_stay_exact(write_tiny: Write) -> None:
                     context.decode(pykv.Batch([token]))
                 rows.append(np.array(context.logits))
         assert nmse(*rows) <= 1e-9
-    assert EXACT["type_k"] == "f32"
 
 
 def test_the_number_of_threads_changes_no_logit(write_tiny: Write) -> None:
@@ -137,3 +148,44 @@ def test_compute_memory_is_had_at_the_start(write_tiny: Write) -> None:
                 part = tokens[first : first + 64]
                 context.decode(pykv.Batch(part, seq_id=[i % 4 for i in range(len(part))]))
         assert context.compute_nbytes == before
+
+
+@pytest.mark.parametrize("n_ubatch", [16, 64])
+def test_compute_memory_grew_before_the_cache_was_full(write_tiny: Write, n_ubatch: int) -> None:
+    """4096 cells are cut into more pieces than 4352 are."""
+    params = {"n_ctx": 4352, "n_ubatch": n_ubatch, "n_threads": 1, "attention": "fused"}
+    with (
+        pykv.Model.load(write_tiny(TinyModel(seed=90, n_ctx_train=4352, n_layer=1))) as model,
+        model.context(**params) as context,
+    ):
+        before = context.compute_nbytes
+        for n in (2048, 1920, 16, 63, 64, 16, 200):
+            context.decode(pykv.Batch((TOKENS + TOKENS)[:n], logits="none" if n > 64 else "all"))
+            context.decode(pykv.Batch(TOKENS[:1]))
+            assert context.compute_nbytes == before
+
+
+def test_compute_memory_serves_prompts_on_both_sides_of_a_depth(
+    write_tiny: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By matmul, prompts below it take more than by the fused path over all cells."""
+    plan = AttentionPlan(AttentionPath.GROUPED, None, AttentionPath.FUSED, 1024)
+    monkeypatch.setattr(context_module, "attention_choice", lambda *_: AttentionChoice(plan, "told"))
+    params = {"n_ctx": 2048, "n_ubatch": 256, "n_batch": 256, "n_threads": 1}
+    with (
+        pykv.Model.load(write_tiny(TinyModel(seed=90, n_ctx_train=2048, n_layer=1))) as model,
+        model.context(**params) as context,
+    ):
+        before, told = context.compute_nbytes, []
+        for _ in range(6):
+            context.decode(pykv.Batch(TOKENS[:256]))
+            told.append(context.attention_path.prompts)
+            assert context.compute_nbytes == before
+        assert told == ["matmul"] * 3 + ["fused"] * 3
+
+
+@pytest.mark.parametrize(("n", "path"), [(1, "fused"), (16, "fused"), (17, "fused"), (63, "fused"), (64, "fused")])
+def test_seventeen_tokens_took_longer_than_a_prompt(n: int, path: str) -> None:
+    plan = AttentionPlan.of(AttentionPath.FUSED)
+    assert plan.path(n, v_trans=False, n_kv=0).value == path
+    assert plan.path(n, v_trans=True, n_kv=0).value == ("matmul" if n < 64 else "fused")

@@ -189,13 +189,13 @@ def test_a_cancel_that_came_too_late_hit_the_next_decode(model: pykv.Model) -> N
 def test_a_cancel_at_the_very_start_was_lost(model: pykv.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decode had begun, but not yet cleared the flag."""
     with model.context(n_ctx=256, **EXACT) as context:
-        update = context.memory.update
+        follow = context.memory.follow
 
-        def cancelled() -> object:
+        def cancelled() -> None:
             context.cancel()
-            return update()
+            follow()
 
-        monkeypatch.setattr(context.memory, "update", cancelled)
+        monkeypatch.setattr(context.memory, "follow", cancelled)
         before = snapshot(context)
         with pytest.raises(ComputeCancelled):
             context.decode(pykv.Batch(TOKENS[:5]))

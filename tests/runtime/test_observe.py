@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,8 +15,12 @@ from support.twin import TOKENS
 
 import pykv
 from pykv import AttentionMass
-from pykv.errors import ConcurrentUseError, ParamError, UseAfterCloseError
+from pykv.errors import AllocError, ComputeCancelled, ConcurrentUseError, ParamError, UseAfterCloseError
+from pykv.ggml import Graph, Sched
+from pykv.memory import AttentionPath, AttentionPlan
+from pykv.runtime import Context
 from pykv.runtime.observe import Observation
+from pykv.runtime.params import ContextParams
 
 TINY = TinyModel(seed=91)  # two layers, four heads over two KV heads
 PATHS = ("fused", "flash", "matmul")
@@ -191,9 +196,188 @@ def test_what_is_refused(model: pykv.Model) -> None:
         ):
             with pytest.raises(ParamError, match=message):
                 ctx.observe(**arguments)
-        with ctx.observe(), pytest.raises(ParamError, match="another observer of this context is open"):
+        for zero_dim in (np.array(1), np.array([0.0])):
+            with pytest.raises(ParamError, match="layers = "):
+                ctx.observe(layers=zero_dim)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_sums_and_largest_shares_at_the_same_time(model: pykv.Model, path: str) -> None:
+    """Each observer sees what it would see alone, and one that begins or ends meanwhile disturbs no other."""
+    whats = (AttentionMass(), AttentionMass(largest=True, per_kv_head=True), AttentionMass(last=3, heads=(1,)))
+    parts = (TOKENS[:70], TOKENS[70:100], TOKENS[100:104], TOKENS[104:105])
+
+    def alone(what: AttentionMass) -> list[Observation]:
+        with context(model, path) as ctx, ctx.observe(what=what) as observer:
+            for part in parts:
+                ctx.decode(pykv.Batch(part))
+            return list(observer)
+
+    with context(model, path) as ctx, context(model, path) as plain:
+        together = [ctx.observe(what=what) for what in whats]
+        for i, part in enumerate(parts):
+            for one in (ctx, plain):
+                one.decode(pykv.Batch(part, logits="all"))
+            assert np.array_equal(ctx.logits, plain.logits)
+            if i == 1:
+                together[1].close()
+        for k, (observer, what) in enumerate(zip(together, whats, strict=True)):
+            seen = list(observer)
+            assert len(seen) == (2 if k == 1 else 4)
+            for ours, expected in zip(seen, alone(what), strict=False):
+                assert ours.tokens.tolist() == expected.tokens.tolist()
+                for il in (0, 1):
+                    assert np.array_equal(ours.mass[il], expected.mass[il])
+
+
+def test_layers_may_be_observed_differently(model: pykv.Model) -> None:
+    with context(model, "fused") as ctx:
+        first, second = ctx.observe([0]), ctx.observe([1], AttentionMass(last=1, per_kv_head=True))
+        ctx.decode(pykv.Batch(TOKENS[:20]))
+        ((seen_0,), (seen_1,)) = first, second
+        assert (list(seen_0.mass), list(seen_1.mass)) == ([0], [1])
+        assert (len(seen_0.tokens), len(seen_1.tokens)) == (20, 1)
+        assert seen_1.mass[1].shape == (2, 256)
+
+
+def test_an_observation_cannot_be_changed(model: pykv.Model) -> None:
+    with context(model, "fused") as ctx, ctx.observe() as observer:
+        ctx.decode(pykv.Batch(TOKENS[:5]))
+        (seen,) = observer
+        for array in (seen.pos, seen.members, seen.tokens, *seen.mass.values()):
+            with pytest.raises(ValueError, match="read-only"):
+                array[...] = 0
+        with pytest.raises(TypeError):
+            seen.mass[0] = seen.mass[1]
+        for cell in (-1, 256, 1.5, "a", None):
+            with pytest.raises(ParamError, match=r"cell = .*: must be an integer from 0 to 255"):
+                seen.owners(cell)
+
+
+def test_an_observation_held_as_many_cells_as_the_context_has(write_tiny: Callable[[TinyModel], Path]) -> None:
+    with (
+        pykv.Model.load(write_tiny(TinyModel(seed=91, n_ctx_train=4096))) as deep,
+        context(deep, "fused", n_ctx=4096, n_seq_max=64) as ctx,
+        ctx.observe() as observer,
+    ):
+        ctx.decode(pykv.Batch(TOKENS[:2], pos=[0, 0], seq_id=[0, 63]))
+        (seen,) = observer
+        assert seen.members.shape == (64, 256)
+        assert seen.members.base is None
+        assert seen.members.any(axis=1).tolist() == [True, *[False] * 62, True]
+
+
+# memory, failures
+
+
+def test_an_observer_that_was_closed_kept_its_memory(model: pykv.Model) -> None:
+    for path in PATHS:
+        with context(model, path) as ctx:
+            before = ctx.compute_nbytes
+            all_of_it, late = ctx.observe(), ctx.observe(what=AttentionMass(last=1))
+            assert ctx.compute_nbytes >= before
+            late.close()
+            all_of_it.close()
+            assert ctx.compute_nbytes == before
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("last", [None, 1, 20, 40, 70])
+def test_memory_is_had_when_observing_begins(model: pykv.Model, path: str, last: int | None) -> None:
+    with context(model, path, n_ubatch=64, n_ctx=1024) as ctx:
+        ctx.observe(what=AttentionMass(last=last))
+        ctx.observe(what=AttentionMass(last=last, largest=True, per_kv_head=True), layers=[1])
+        before = ctx.compute_nbytes
+        for n in (64, 1, 63, 17, 64 + 15, 16, 64 + 63, 2 * 64 + 1, 40, 64, 64, 64, 64):
+            ctx.decode(pykv.Batch(TOKENS[:n], logits="all"))
+            assert ctx.compute_nbytes == before, n
+
+
+def test_observing_without_memory_left_nothing_reserved(model: pykv.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    with context(model, "flash") as ctx, ctx.observe(what=AttentionMass(last=1)) as observer:
+        before, reserve = ctx.compute_nbytes, ctx._compute._sched.__class__.reserve
+
+        def no_memory(sched: Sched, graph: Graph, purpose: str) -> None:
+            if ctx._observers != (observer,) or wanted:
+                wanted.clear()
+                raise AllocError(f"{purpose}: no memory for the compute buffers")
+            reserve(sched, graph, purpose)
+
+        wanted = [1]
+        monkeypatch.setattr(Sched, "reserve", no_memory)
+        with pytest.raises(AllocError, match="n_ubatch=256 over 256 cells: no memory"):
             ctx.observe()
-        ctx.observe().close()
+        monkeypatch.undo()
+        assert ctx.compute_nbytes == before
+        ctx.decode(pykv.Batch(TOKENS[:5]))
+        assert [seen.tokens.tolist() for seen in observer] == [[4]]
+
+
+@pytest.mark.parametrize("error", [AllocError("full"), ComputeCancelled("stopped")], ids=["AllocError", "cancelled"])
+def test_a_ubatch_that_fails_is_not_seen(model: pykv.Model, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    oracle = naive()
+    with context(model, "matmul", n_ubatch=8) as ctx, ctx.observe(layers=[0]) as observer:
+        compute, n = Sched.compute, 0
+
+        def third_fails(sched: Sched, graph: Graph) -> None:
+            nonlocal n
+            n += 1
+            if n == 3:
+                raise error
+            compute(sched, graph)
+
+        monkeypatch.setattr(Sched, "compute", third_fails)
+        with pytest.raises(type(error)):
+            ctx.decode(pykv.Batch(TOKENS[:30]))
+        monkeypatch.undo()
+        assert [seen.tokens.tolist() for seen in observer] == [[*range(8)], [*range(8, 16)]]
+        oracle.decode(TOKENS[:16])
+        ctx.decode(pykv.Batch(TOKENS[16:20]))
+        oracle.decode(TOKENS[16:20])
+        (seen,) = observer
+        expected = oracle.shares[0].sum(axis=(0, 1))
+        assert np.abs(by_position(seen, 0, 0) - expected).max() <= NEAR["matmul"] * max(1, expected.max())
+
+
+def test_a_decode_that_is_cancelled_while_observed(model: pykv.Model) -> None:
+    with context(model, "fused", n_ctx=2048, n_ubatch=4) as ctx, ctx.observe() as observer:
+        failed: list[BaseException] = []
+
+        def decode() -> None:
+            try:
+                ctx.decode(pykv.Batch(TOKENS[:1900]))
+            except ComputeCancelled as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=decode)
+        thread.start()
+        while ctx.n_reused < 5 and thread.is_alive():
+            time.sleep(0.001)
+        with pytest.raises(ConcurrentUseError):
+            observer.close()
+        with pytest.raises(ConcurrentUseError):
+            ctx.observe()
+        ctx.cancel()
+        thread.join()
+        assert len(failed) == 1
+        assert not observer.closed
+        stored = ctx.memory.pos_max(0) + 1
+        assert sum(len(seen.tokens) for seen in observer) == stored
+
+
+def test_v_that_is_turned_while_observed(model: pykv.Model) -> None:
+    plan = AttentionPlan(AttentionPath.FLASH, 20, AttentionPath.FUSED)
+    oracle, ways = naive(), set()
+    with Context(model, ContextParams(n_ctx=256, n_threads=1, type_k="f32", type_v="f32"), plan) as ctx:
+        observer = ctx.observe(layers=[1])
+        for tokens in (TOKENS[:15], *([t] for t in TOKENS[15:30]), TOKENS[30:50]):
+            ctx.decode(pykv.Batch(tokens))
+            oracle.decode(tokens)
+            ways.add(ctx.memory.store.v_trans)
+            (seen,) = observer
+            expected = oracle.shares[1].sum(axis=(0, 1))
+            assert np.abs(by_position(seen, 1, 0) - expected).max() <= NEAR["flash"] * max(1, expected.max())
+    assert ways == {False, True}
 
 
 def test_closing_in_any_order(model: pykv.Model) -> None:

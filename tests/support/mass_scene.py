@@ -84,8 +84,9 @@ class MassScene:
 
     @staticmethod
     def _is_late(ubatch: UBatch, i: int, last: int) -> bool:
-        later = [j for j in range(i + 1, ubatch.n_tokens) if ubatch.seq_first[j] == ubatch.seq_first[i]]
-        return len(later) < last
+        """Whether fewer than `last` tokens of one of its sequences come after token `i`."""
+        later = [[j for j in range(i + 1, ubatch.n_tokens) if s in ubatch.seq_ids[j]] for s in ubatch.seq_ids[i]]
+        return any(len(one) < last for one in later)
 
     def _share_of_cells(self, stream: int, ubatch: UBatch, i: int, q: F64Array, n_kv: int) -> F64Array:
         seq, pos, window = int(ubatch.seq_first[i]), int(ubatch.pos[0, i]), self.cache.spec.window
@@ -101,9 +102,9 @@ class MassScene:
     def _computed(self, shape, slot, ubatch, what, qkv) -> NDArray[np.float32]:
         graph = Graph(Arena(96, 96))
         rows = ubatch.n_tokens // shape.n_stream
-        n_rows = rows if what.last is None else min(rows, what.last * len(set(ubatch.seq_first.tolist())))
-        watch = MassWatch(frozenset({0}), what, n_rows)
-        kv = KVGraph(graph, self.cache, shape, self.path, watch=watch)
+        n_rows = rows if what.last is None else min(rows, what.last * len({s for ids in ubatch.seq_ids for s in ids}))
+        watches = [MassWatch(frozenset({0}), what, n_rows)]
+        kv = KVGraph(graph, self.cache, shape, self.path, watches=watches)
         given = [GraphInput(graph.arena.tensor(DType.F32, x.shape[::-1])) for x in qkv]
         kv.store(0, given[1].tensor, given[2].tensor)
         out = kv.attend(0, given[0].tensor, float(1 / np.sqrt(qkv[0].shape[2]))).as_output()
@@ -118,4 +119,4 @@ class MassScene:
             kv.fill(slot, ubatch)
             sched.compute(graph)
             self.out = out.numpy()[0]
-            return kv.masses[0].numpy()[0]
+            return kv.masses[0][0].numpy()[0]

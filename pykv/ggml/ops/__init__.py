@@ -2,7 +2,14 @@
 
 from pykv.ggml.ops.arithmetic import add, column_max, mul, rms_norm, scale, swiglu, tanh
 from pykv.ggml.ops.attention import RopeParams, flash_attn, rope, soft_max
-from pykv.ggml.ops.fused import FUSED_MAX_ROWS, MassOf, fused_attn, fused_attn_mass, fused_attn_misfit, fused_isa
+from pykv.ggml.ops.fused import (
+    FUSED_MAX_ROWS,
+    MassOf,
+    fused_attn,
+    fused_attn_masses,
+    fused_attn_misfit,
+    fused_isa,
+)
 from pykv.ggml.ops.matmul import mul_mat, out_prod
 from pykv.ggml.ops.rows import get_rows, set_rows
 from pykv.ggml.ops.shape import cast, cont, pad, permute, reshape, transpose, view
@@ -17,7 +24,7 @@ __all__ = [
     "cont",
     "flash_attn",
     "fused_attn",
-    "fused_attn_mass",
+    "fused_attn_masses",
     "fused_attn_misfit",
     "fused_isa",
     "get_rows",

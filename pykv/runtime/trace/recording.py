@@ -79,10 +79,14 @@ class Trace:
             trace goes on.
         """
         with self._memory.guard:
-            if self in self._context.traces:
-                self._context.traces.remove(self)
-                self._memory.listeners.remove(self._hear_verb)
-            self._file.close()
+            self.end()
+
+    def end(self) -> None:
+        """Do what `close` does, for who has entered the guard."""
+        if self in self._context.traces:
+            self._context.traces.remove(self)
+            self._memory.listeners.remove(self._hear_verb)
+        self._file.close()
 
     @property
     def closed(self) -> bool:
