@@ -149,7 +149,7 @@ class PlainRead:
 
 
 def measure(shapes: list[Shape], n_threads: int, rounds: int, memory: NDArray[np.uint8]) -> list[dict[str, Any]]:
-    """Return medians in ms a layer and ratios to the read, of shapes that go in turns; from the second on, to the first."""
+    """Return medians in ms a layer and ratios to the read, and to the first shape, of shapes that go in turns."""
     times: list[dict[str, list[float]]] = [{} for _ in shapes]
     with ExitStack() as stack:
         read = PlainRead(stack, n_threads)

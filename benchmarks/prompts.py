@@ -137,8 +137,9 @@ def main() -> None:
         for n_tokens in args.tokens:
             for depth in args.cells:
                 for label in args.types:
-                    shape = replace(heads, n_kv=depth + n_tokens, dtype=DType.parse(label, "types"))
-                    key = f"{n_tokens} tokens over {depth}: {shape}, ms a layer"
+                    dtype = DType.parse(label, "types")
+                    shape = replace(heads, n_kv=depth + n_tokens, dtype=dtype, n_rows=n_tokens)
+                    key = f"over {depth}: {shape}, ms a layer"
                     result[key] = measure(shape, n_tokens, args)
                     say(f"{key}: {result[key]}")
     print(json.dumps(result))

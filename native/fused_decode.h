@@ -99,9 +99,10 @@ INLINE void decode16(const enum pykv_attn_type type, const char * row, int e, co
 }
 
 // Ask for about as many cache lines as n bytes are, and again for those `again` bytes before: a processor drops
-// requests while too many are under way. Return where the bytes end.
+// requests while too many are under way. Return where the bytes end. At 0 nothing is asked for.
 INLINE uintptr_t fetch(uintptr_t at, const int n, int again) {
     const int n_lines = n < 96 ? 1 : (n + 32) / 64;
+    if (!at) return 0;
     UNROLL
     for (int i = 0; i < n_lines; ++i) {
         PREFETCH(at + (uintptr_t) (64 * i));

@@ -38,8 +38,8 @@ INLINE vf vf_tanh(vf x) {
 
 // ---- a slab of queries ---------------------------------------------------------------------------------------------
 
-// queries of a stream over one chunk of its cells: `per_head` of each of some KV heads, from `first` on; all of a head's
-// unless it is one head
+// queries of a stream over one chunk of its cells: `per_head` of each of some KV heads, from `first` on; of several
+// heads all
 struct span {
     int stream, chunk, first_head, n_heads, first, per_head;
 };
@@ -257,7 +257,7 @@ static void open_operand(struct operand * o, const struct slab * s, const struct
     o->type = PYKV_ATTN_F32;
     o->at.rows = o->decoded_row;
     o->at.offset = 0;
-    o->at.ahead = (uintptr_t) o->decoded_row[0], o->at.again = 0;
+    o->at.ahead = 0; // fetched by now
 }
 
 // queries of the next tile, so that tiles are about equal
@@ -272,7 +272,7 @@ static void score(const struct slab * s, const struct block * b, float * scores)
                 const int query = h * s->at.per_head + i;
                 n = tile_of(s->at.per_head - i);
                 dot_fns[k.type][n - 1](&k.at, s->q + query, scores + query * BLOCK + c);
-                k.at.ahead = (uintptr_t) k.at.rows[0], k.at.again = 0; // fetched by now
+                k.at.ahead = 0;
             }
         }
     }
@@ -287,7 +287,7 @@ static void add_values(const struct slab * s, const struct block * b, const floa
                 const int query = h * s->at.per_head + i;
                 n = tile_of(s->at.per_head - i);
                 add_fns[v.type][n - 1](&v.at, weights + query * BLOCK + c, s->sum + query);
-                v.at.ahead = (uintptr_t) v.at.rows[0], v.at.again = 0;
+                v.at.ahead = 0;
             }
         }
     }

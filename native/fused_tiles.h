@@ -128,7 +128,10 @@ INLINE uintptr_t add_steps(const enum pykv_attn_type type, const int nq, const i
     }
     for (int c = 0; c < CELLS; ++c) {
         vf weight[TILE];
-        if (!is_blocked(type) && (c * bytes & 63) < bytes) fetch(ahead + (uintptr_t) (c * bytes), bytes, v->again); // a line begins
+        // where a line begins
+        if (!is_blocked(type) && ahead && (c * bytes & 63) < bytes) {
+            fetch(ahead + (uintptr_t) (c * bytes), bytes, v->again);
+        }
         UNROLL
         for (int i = 0; i < nq; ++i) weight[i] = vf_set1(w.first[i * w.stride + c]);
         UNROLL
@@ -148,7 +151,7 @@ INLINE uintptr_t add_steps(const enum pykv_attn_type type, const int nq, const i
         UNROLL
         for (int j = 0; j < steps * V16; ++j) vf_store(sums[i] + e + W * j, sum[i][j]);
     }
-    return ahead + (uintptr_t) (CELLS * bytes);
+    return ahead ? ahead + (uintptr_t) (CELLS * bytes) : 0;
 }
 
 INLINE void add_numbers(const enum pykv_attn_type type, const int nq, const struct heads * v, struct weights w,
