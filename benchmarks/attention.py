@@ -4,8 +4,9 @@
                                    [--rows 1 17 32 63]
 
 Each measurement visits layers in turn, enough of them that none is still in the processor's cache, as generation does.
-Paths and reads go in turns, all in this run. Prints one line of JSON: medians in ms a layer, and for each path the
-median over rounds of its ratio to the read of the same round: 1 is as fast as memory. Needs a C compiler.
+Types, paths and reads go in turns, all in this run. Prints one line of JSON: medians in ms a layer, and medians over
+rounds of ratios within a round: of each path to the read, 1 is as fast as memory; of each type to the first one. Needs
+a C compiler.
 """
 
 from __future__ import annotations
@@ -147,23 +148,34 @@ class PlainRead:
         return (time.perf_counter() - begin) / shape.n_layer
 
 
-def measure(shape: Shape, n_threads: int, rounds: int, memory: NDArray[np.uint8]) -> dict[str, Any]:
-    """Return medians in ms a layer and ratios to the read."""
-    times: dict[str, list[float]] = {}
+def measure(shapes: list[Shape], n_threads: int, rounds: int, memory: NDArray[np.uint8]) -> list[dict[str, Any]]:
+    """Return medians in ms a layer and ratios to the read, and to the first shape, of shapes that go in turns."""
+    times: list[dict[str, list[float]]] = [{} for _ in shapes]
     with ExitStack() as stack:
         read = PlainRead(stack, n_threads)
-        layers = {path: Layers(stack, shape, path, n_threads) for path in shape.paths()}
+        layers = [{path: Layers(stack, shape, path, n_threads) for path in shape.paths()} for shape in shapes]
         for turn in range(rounds + 1):
-            taken = {"read": read.seconds(memory, shape)}
-            taken |= {path.value: one.seconds() for path, one in layers.items()}
-            for name, seconds in taken.items() if turn else ():  # the first turn warms up only
-                times.setdefault(name, []).append(seconds)
+            for shape, paths, its in zip(shapes, layers, times, strict=True):
+                taken = {"read": read.seconds(memory, shape)}
+                taken |= {path.value: one.seconds() for path, one in paths.items()}
+                for name, seconds in taken.items() if turn else ():  # the first turn warms up only
+                    its.setdefault(name, []).append(seconds)
+    found = [summary(its) for its in times]
+    for shape, its, out in zip(shapes[1:], times[1:], found[1:], strict=True):
+        for name in its.keys() & times[0].keys():
+            out[f"{name}: {shape.dtype.label} / {shapes[0].dtype.label}"] = ratio(its[name], times[0][name])
+    return found
+
+
+def summary(times: dict[str, list[float]]) -> dict[str, Any]:
+    """Return medians in ms, and ratios to the read."""
     out: dict[str, Any] = {name: round(1e3 * median(values), 3) for name, values in times.items()}
-    for name, values in times.items():
-        if name != "read":
-            pairs = zip(values, times["read"], strict=True)
-            out[f"{name} / read"] = round(median(a / b for a, b in pairs), 2)
-    return out
+    return out | {f"{name} / read": ratio(values, times["read"]) for name, values in times.items() if name != "read"}
+
+
+def ratio(ours: list[float], others: list[float]) -> float:
+    """Return the median over rounds of the ratio within a round."""
+    return round(median(a / b for a, b in zip(ours, others, strict=True)), 2)
 
 
 def arguments() -> argparse.Namespace:
@@ -181,18 +193,18 @@ def main() -> None:
     args = arguments()
     result: dict[str, Any] = {"benchmark": "attention", "machine": machine(), "threads": args.threads}
     result["kernel"] = ops.fused_isa()
-    shapes = [
-        Shape(*map(int, text.split("/")), n_kv, DType.parse(label, "types"), n_rows)
+    groups = [
+        [Shape(*map(int, text.split("/")), n_kv, DType.parse(label, "types"), n_rows) for label in args.types]
         for text in args.shapes
         for n_kv in args.cells
-        for label in args.types
         for n_rows in args.rows
     ]
-    memory = np.ones(max(shape.nbytes * shape.n_layer for shape in shapes), np.uint8)
-    for shape in shapes:
-        key = f"{shape}, ms a layer"
-        result[key] = measure(shape, args.threads, args.rounds, memory)
-        say(f"{key}: {result[key]}")
+    memory = np.ones(max(shape.nbytes * shape.n_layer for group in groups for shape in group), np.uint8)
+    for group in groups:
+        for shape, found in zip(group, measure(group, args.threads, args.rounds, memory), strict=True):
+            key = f"{shape}, ms a layer"
+            result[key] = found
+            say(f"{key}: {found}")
     print(json.dumps(result))
 
 

@@ -4,10 +4,8 @@
                                  [--shapes 9/3/64 32/8/128] [--types f16 q8_0]
 
 The new tokens see all those cells and, of their own, the ones up to themselves. Paths go in turns, all in this run.
-`turned` stands for a path over transposed V. `fused x N` is the kernel for a few query rows as it would serve a prompt
-block by block: the block in the middle, which sees as many cells as a block does on average, times the number of
-blocks; all blocks one by one take the same within a tenth. Prints one line of JSON: medians in ms a layer, and medians
-over rounds of the ratio to flash.
+`turned` stands for a path over transposed V. Prints one line of JSON: medians in ms a layer, and medians over rounds of
+the ratio to flash.
 """
 
 from __future__ import annotations
@@ -36,32 +34,21 @@ BESIDE_FLASH = ["matmul", "matmul turned", "flash turned", "fused"]
 
 @dataclass(frozen=True)
 class Side:
-    """A path for some of a prompt's rows, over V in rows or transposed, and how often it runs for the whole prompt."""
+    """A path, over V in rows or transposed."""
 
     path: AttentionPath
-    v_trans: bool
-    rows: slice
-    times: int = 1
-
-    @property
-    def name(self) -> str:
-        return self.path.value + (" turned" if self.v_trans else "")
+    v_trans: bool = False
 
     def __str__(self) -> str:
-        return self.name + (f" x {self.times}" if self.times > 1 else "")
+        return self.path.value + (" turned" if self.v_trans else "")
 
 
-def sides(shape: Shape, n_tokens: int, names: list[str]) -> list[Side]:
+def sides(shape: Shape, names: list[str]) -> list[Side]:
     """Return those that can serve a prompt: flash first; blocks cannot be transposed."""
-    whole, block = slice(0, n_tokens), min(n_tokens, ops.FUSED_MAX_ROWS)
-    first = min(n_tokens // 2, n_tokens - block)
-    middle = slice(first, first + block)
-    found = [Side(AttentionPath.FLASH, False, whole)]
+    found = [Side(AttentionPath.FLASH), Side(AttentionPath.FUSED)]
     if not shape.dtype.is_quantized:
-        found += [Side(AttentionPath.GROUPED, False, whole), Side(AttentionPath.GROUPED, True, whole)]
-        found += [Side(AttentionPath.FLASH, True, whole)]
-    found.append(Side(AttentionPath.FUSED, False, middle, -(-n_tokens // block)))
-    return [side for side in found if (side.path is AttentionPath.FLASH and not side.v_trans) or side.name in names]
+        found += [Side(AttentionPath.GROUPED), Side(AttentionPath.GROUPED, True), Side(AttentionPath.FLASH, True)]
+    return [side for side in found if str(side) in ("flash", *names)]
 
 
 class Prompt:
@@ -69,8 +56,7 @@ class Prompt:
 
     def __init__(self, stack: ExitStack, shape: Shape, side: Side, n_tokens: int, n_threads: int) -> None:
         stored, graph = Arena(2), Graph(Arena(64, 64))
-        arena, self._times = graph.arena, side.times
-        n = side.rows.stop - side.rows.start
+        arena, n = graph.arena, n_tokens
         q = GraphInput(arena.tensor(DType.F32, (shape.head, shape.n_head, n), "q"))
         mask = GraphInput(arena.tensor(side.path.mask_dtype, (shape.n_kv, n), "mask"))
         kv, tensors = new_cells(stored, arena, shape, side.v_trans)
@@ -84,18 +70,18 @@ class Prompt:
         self._sched = stack.enter_context(Sched([backend], arena.graph_size, [buffer, arena]))
         self._sched.allocate(graph)
         queries = np.random.default_rng(0).standard_normal((n, shape.n_head, shape.head))
-        self._inputs = [(q, queries), (mask, causal(shape.n_kv, n_tokens)[side.rows])]
+        self._inputs = [(q, queries), (mask, causal(shape.n_kv, n_tokens))]
         self._graph = graph
 
     def seconds(self, clock: Callable[[], float]) -> float:
-        """Return what the layer takes for the whole prompt."""
+        """Return what the layer takes."""
         for one, values in self._inputs:  # their memory serves other tensors once they were read
             one.bind()
             one.array[...] = values
             one.commit()
         begin = clock()
         self._sched.compute(self._graph)
-        return (clock() - begin) * self._times
+        return clock() - begin
 
 
 def causal(n_kv: int, n_tokens: int) -> NDArray[np.float32]:
@@ -108,7 +94,7 @@ def measure(shape: Shape, n_tokens: int, args: argparse.Namespace) -> dict[str, 
     """Return medians in ms a layer and ratios to flash."""
     times: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        chosen = sides(shape, n_tokens, args.paths)
+        chosen = sides(shape, args.paths)
         prompts = {str(side): Prompt(stack, shape, side, n_tokens, args.threads) for side in chosen}
         for turn in range(args.rounds + 1):
             for name, one in prompts.items():
@@ -151,8 +137,9 @@ def main() -> None:
         for n_tokens in args.tokens:
             for depth in args.cells:
                 for label in args.types:
-                    shape = replace(heads, n_kv=depth + n_tokens, dtype=DType.parse(label, "types"))
-                    key = f"{n_tokens} tokens over {depth}: {shape}, ms a layer"
+                    dtype = DType.parse(label, "types")
+                    shape = replace(heads, n_kv=depth + n_tokens, dtype=dtype, n_rows=n_tokens)
+                    key = f"over {depth}: {shape}, ms a layer"
                     result[key] = measure(shape, n_tokens, args)
                     say(f"{key}: {result[key]}")
     print(json.dumps(result))

@@ -1,4 +1,4 @@
-// Attention of a few query rows over a K/V cache, reading each stored byte once.
+// Attention of query rows over a K/V cache. For a few rows each stored byte is read once; more rows go in slabs.
 //
 // The work is cut into pieces that depend on shapes alone, never on the number of threads, and the pieces are put
 // together in a fixed order: results are the same bits for every number of threads. Three phases, with a barrier
@@ -7,6 +7,8 @@
 //   1. pykv_attn_cells   each piece of cells leaves its weighted sum of V, its largest score and its sum of weights
 //   2. pykv_attn_merge   put the pieces of each head and row together
 //   3. pykv_attn_mass    optional: how much attention each cell received
+//
+// With more than PYKV_ATTN_FEW_ROWS the first phase writes `out`, without scratch, and there are no others.
 //
 // Nothing here knows of ggml.
 #pragma once
@@ -30,7 +32,7 @@ enum pykv_attn_type {
 };
 
 enum {
-    PYKV_ATTN_MAX_ROWS = 16,   // query rows of a stream
+    PYKV_ATTN_FEW_ROWS = 16,   // up to so many query rows of a stream are few
     PYKV_ATTN_MAX_HEAD = 576,  // width of a head
     PYKV_ATTN_BLOCK = 64,      // cells that are looked at together
     PYKV_ATTN_SLAB = 64,       // queries (a head of a row) that are looked at together
@@ -59,7 +61,7 @@ struct pykv_attn {
     const float * sinks; // [n_head] scores of a cell without content; NULL = none
 
     float * scratch;   // pykv_attn_scratch_floats() of them
-    bool keep_weights; // for pykv_attn_mass
+    bool keep_weights; // for pykv_attn_mass; only with few rows
     float * out;       // [head_v, n_head, n_rows, n_stream], contiguous; rows that see no cell become 0
 };
 
@@ -76,7 +78,8 @@ struct pykv_attn_mass {
 // Return NULL if the kernel covers the shapes, types and strides, else why it does not.
 const char * pykv_attn_refusal(const struct pykv_attn * a);
 
-// Return the size of `scratch` for the shapes and `keep_weights`, 0 if it would not fit in memory.
+// Return the size of `scratch` for the shapes and `keep_weights`, SIZE_MAX if it would not fit in memory. It does not
+// shrink as n_kv grows.
 size_t pykv_attn_scratch_floats(const struct pykv_attn * a);
 
 // Do the share of thread `ith` of `nth`.

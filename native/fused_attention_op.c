@@ -7,7 +7,7 @@
 
 // where the operands of each operation lie; those absent are NULL
 enum { Q, K, V, MASK, SINKS, N_OPERANDS };
-enum { SCRATCH, FIRST_OPERAND, HEAD_WEIGHT = FIRST_OPERAND + N_OPERANDS, ROW_WEIGHT, N_MASS_OPERANDS };
+enum { SCRATCH, FIRST_OPERAND, HEAD_WEIGHT = FIRST_OPERAND + N_OPERANDS, ROW_WEIGHT, MERGED, N_MASS_OPERANDS };
 
 static enum pykv_attn_type type_of(const struct ggml_tensor * x) {
     switch (x->type) {
@@ -87,11 +87,20 @@ static bool is_run(const struct ggml_tensor * x, int64_t n) {
     return !x || (x->type == GGML_TYPE_F32 && x->ne[0] == n && ggml_nelements(x) == n && x->nb[0] == sizeof(float));
 }
 
+// the kernel counts in int, with some room
+static bool fits_in_int(const struct ggml_tensor * x) {
+    for (int i = 0; i < 4; ++i) {
+        if (x->ne[i] > INT_MAX / 2) return false;
+    }
+    return true;
+}
+
 const char * pykv_attn_misfit(const struct pykv_attn_tensors * t, const struct pykv_attn_params * params) {
     const struct ggml_tensor * q = t->q, * k = t->k;
     if (q->type != GGML_TYPE_F32 || q->nb[0] != sizeof(float)) return "queries that are not runs of f32";
     if (q->ne[0] != k->ne[0] || q->ne[3] != k->ne[3]) return "queries that do not fit K";
-    if (k->ne[2] > INT_MAX / 2 || q->ne[1] * q->ne[2] > INT_MAX / PYKV_ATTN_MAX_HEAD) return "so large a batch";
+    if (!fits_in_int(q) || !fits_in_int(k) || !fits_in_int(t->v)) return "so large a batch";
+    if (q->ne[1] * q->ne[2] > INT_MAX / PYKV_ATTN_MAX_HEAD) return "so large a batch";
     const char * misfit = store_misfit(k, k);
     if (!misfit) misfit = store_misfit(t->v, k);
     if (!misfit) misfit = mask_misfit(t->mask, q, k);
@@ -107,6 +116,12 @@ const char * pykv_attn_misfit(const struct pykv_attn_tensors * t, const struct p
 static void run_cells(struct ggml_tensor * dst, int ith, int nth, void * params) {
     struct pykv_attn a = describe(dst->src, params);
     a.scratch = dst->data;
+    pykv_attn_cells(&a, ith, nth);
+}
+
+static void run_whole(struct ggml_tensor * dst, int ith, int nth, void * params) {
+    struct pykv_attn a = describe(dst->src, params);
+    a.out = dst->data;
     pykv_attn_cells(&a, ith, nth);
 }
 
@@ -139,6 +154,10 @@ struct ggml_tensor * pykv_attn_build(struct ggml_context * ctx, const struct pyk
                                      struct pykv_attn_params * params) {
     struct ggml_tensor * all[FIRST_OPERAND + N_OPERANDS] = {NULL, t->q, t->k, t->v, t->mask, t->sinks};
     const struct pykv_attn a = describe(all + FIRST_OPERAND, params);
+    if (a.n_rows > PYKV_ATTN_FEW_ROWS) {
+        return ggml_custom_4d(ctx, GGML_TYPE_F32, a.head_v, a.n_head, a.n_rows, a.n_stream, all + FIRST_OPERAND,
+                              N_OPERANDS, run_whole, GGML_N_TASKS_MAX, params);
+    }
     const int64_t n = (int64_t) pykv_attn_scratch_floats(&a);
     all[SCRATCH] = ggml_custom_4d(ctx, GGML_TYPE_F32, n, 1, 1, 1, all + FIRST_OPERAND, N_OPERANDS, run_cells,
                                   GGML_N_TASKS_MAX, params);
@@ -161,8 +180,9 @@ const char * pykv_attn_mass_misfit(const struct pykv_attn_tensors * t, const str
 struct ggml_tensor * pykv_attn_build_mass(struct ggml_context * ctx, const struct pykv_attn_tensors * t,
                                           struct ggml_tensor * out, const struct pykv_attn_weights * weights,
                                           struct pykv_attn_mass_params * params) {
-    struct ggml_tensor * all[N_MASS_OPERANDS] = {out->src[SCRATCH], t->q,        t->k,          t->v,
-                                                 t->mask,           t->sinks,    weights->head, weights->row};
+    // it reads nothing of `out`, but the totals that are left in scratch with it
+    struct ggml_tensor * all[N_MASS_OPERANDS] = {out->src[SCRATCH], t->q,          t->k,         t->v, t->mask,
+                                                 t->sinks,          weights->head, weights->row, out};
     return ggml_custom_4d(ctx, GGML_TYPE_F32, t->k->ne[2], params->all_heads ? 1 : t->k->ne[1], t->q->ne[3], 1, all,
                           N_MASS_OPERANDS, run_mass, GGML_N_TASKS_MAX, params);
 }

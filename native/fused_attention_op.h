@@ -39,7 +39,8 @@ struct pykv_attn_tensors {
 // Return NULL if the kernel covers these tensors, else what it does not cover.
 const char * pykv_attn_misfit(const struct pykv_attn_tensors * t, const struct pykv_attn_params * params);
 
-// Add the two operations; return the output [Dv, H, n_rows, S], whose first operand is the scratch tensor.
+// Add the two operations, or one for more than PYKV_ATTN_FEW_ROWS; return the output [Dv, H, n_rows, S]. Of two, its
+// first operand is the scratch tensor.
 struct ggml_tensor * pykv_attn_build(struct ggml_context * ctx, const struct pykv_attn_tensors * t,
                                      struct pykv_attn_params * params);
 

@@ -106,9 +106,6 @@ INLINE vf codes_dot4(const codes32 * x, const int16_t * q) {
 
 #endif
 
-// whether scores over K of the type are computed from codes, with queries from query_to_codes
-INLINE bool reads_codes(enum pykv_attn_type type) { return type == PYKV_ATTN_Q8_0 || type == PYKV_ATTN_Q4_0; }
-
 INLINE codes32 open_codes(const enum pykv_attn_type type, const char * block) {
     if (type == PYKV_ATTN_Q8_0) return codes_load(block + 2);
     const b16 packed = b16_load(block + 2);

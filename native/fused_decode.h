@@ -1,7 +1,7 @@
 // Stored K and V as vectors of floats, sixteen values at a time: half a block of a quantised type.
 #pragma once
 
-#include "fused_attention.h"
+#include "fused_pieces.h"
 #include "fused_simd.h"
 
 enum { V16 = 16 / W }; // vectors of sixteen values
@@ -99,18 +99,19 @@ INLINE void decode16(const enum pykv_attn_type type, const char * row, int e, co
 }
 
 // Ask for about as many cache lines as n bytes are, and again for those `again` bytes before: a processor drops
-// requests while too many are under way. Return where the bytes end.
-INLINE const char * fetch(const char * at, const int n, int again) {
+// requests while too many are under way. Return where the bytes end. At 0 nothing is asked for.
+INLINE uintptr_t fetch(uintptr_t at, const int n, int again) {
     const int n_lines = n < 96 ? 1 : (n + 32) / 64;
+    if (!at) return 0;
     UNROLL
     for (int i = 0; i < n_lines; ++i) {
-        PREFETCH(at + 64 * i);
-        PREFETCH(at + 64 * i - again);
+        PREFETCH(at + (uintptr_t) (64 * i));
+        PREFETCH(at + (uintptr_t) (64 * i) - (uintptr_t) again);
     }
-    return at + n;
+    return at + (uintptr_t) n;
 }
 
-INLINE void decode_row(const enum pykv_attn_type type, const char * row, int width, float * out, const char * ahead,
+INLINE void decode_row(const enum pykv_attn_type type, const char * row, int width, float * out, uintptr_t ahead,
                        int again) {
     for (int e = 0; e < width; e += is_blocked(type) ? 32 : 16) {
         ahead = fetch(ahead, bytes_of_32(type) / (is_blocked(type) ? 1 : 2), again);

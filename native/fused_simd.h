@@ -7,6 +7,8 @@
 //   vf_repeat4_f16  lane i is the number in row i % 4; vf_store_sum4 is its counterpart: sums of every fourth lane
 //   vf_store_i16    the nearest integers, kept within the range
 //   vf_sum4         sums of all lanes of a, b and of c, d
+//   vf_any_nan      whether a lane is NaN
+//   vf_max          b where a is NaN
 #pragma once
 
 #include <math.h>
@@ -21,7 +23,7 @@
 
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline, unused))
-#define PREFETCH(address) __builtin_prefetch(address, 0, 3)
+#define PREFETCH(address) __builtin_prefetch((const void *) (address), 0, 3)
 #else
 #define INLINE static inline
 #define PREFETCH(address) ((void) (address))
@@ -98,6 +100,7 @@ INLINE vf vf_if_less(vf a, vf b, vf yes, vf no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
 }
 INLINE uint64_t vf_bits_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+INLINE int vf_any_nan(vf a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q) != 0; }
 INLINE float vf_reduce_max(vf a) { return _mm512_reduce_max_ps(a); }
 INLINE float vf_reduce_add(vf a) { return _mm512_reduce_add_ps(a); }
 INLINE vf vf_times_2_to(vf a, vf n) { return _mm512_scalef_ps(a, n); }
@@ -153,6 +156,7 @@ INLINE vf vf_if_less(vf a, vf b, vf yes, vf no) {
     return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
 }
 INLINE uint64_t vf_bits_less(vf a, vf b) { return (uint64_t) _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
+INLINE int vf_any_nan(vf a) { return _mm256_movemask_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)) != 0; }
 INLINE float vf_reduce_max(vf a) {
     __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));
@@ -210,7 +214,7 @@ INLINE vf vf_add(vf a, vf b) { return vaddq_f32(a, b); }
 INLINE vf vf_sub(vf a, vf b) { return vsubq_f32(a, b); }
 INLINE vf vf_mul(vf a, vf b) { return vmulq_f32(a, b); }
 INLINE vf vf_div(vf a, vf b) { return vdivq_f32(a, b); }
-INLINE vf vf_max(vf a, vf b) { return vmaxq_f32(a, b); }
+INLINE vf vf_max(vf a, vf b) { return vmaxnmq_f32(a, b); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 INLINE vf vf_abs(vf a) { return vabsq_f32(a); }
 INLINE vf vf_round(vf a) { return vrndnq_f32(a); }
@@ -219,6 +223,7 @@ INLINE uint64_t vf_bits_less(vf a, vf b) {
     const uint32_t bits[4] = {1, 2, 4, 8};
     return vaddvq_u32(vandq_u32(vcltq_f32(a, b), vld1q_u32(bits)));
 }
+INLINE int vf_any_nan(vf a) { return vminvq_u32(vceqq_f32(a, a)) == 0; }
 INLINE float vf_reduce_max(vf a) { return vmaxvq_f32(a); }
 INLINE float vf_reduce_add(vf a) { return vaddvq_f32(a); }
 INLINE vf vf_times_2_to(vf a, vf n) {
@@ -324,6 +329,11 @@ INLINE uint64_t vf_bits_less(vf a, vf b) {
     uint64_t bits = 0;
     LANES(W, bits |= (uint64_t) (a.x[i] < b.x[i]) << i);
     return bits;
+}
+INLINE int vf_any_nan(vf a) {
+    int n = 0;
+    LANES(W, n += a.x[i] != a.x[i]);
+    return n != 0;
 }
 INLINE float vf_reduce_max(vf a) {
     const float low = a.x[0] > a.x[1] ? a.x[0] : a.x[1], high = a.x[2] > a.x[3] ? a.x[2] : a.x[3];

@@ -16,7 +16,7 @@ struct heads {
     const char * const * rows;
     size_t offset;
     int width;
-    const char * ahead;
+    uintptr_t ahead;
     int again; // so many bytes before, ask once more
 };
 
@@ -24,7 +24,7 @@ struct heads {
 typedef void (*dot_fn)(const struct heads * k, const void * const * q, float * scores);
 // sums[query] += V · weights[query * BLOCK + cell]
 typedef void (*add_fn)(const struct heads * v, const float * weights, float * const * sums);
-typedef void (*decode_fn)(const char * row, int width, float * out, const char * ahead, int again);
+typedef void (*decode_fn)(const char * row, int width, float * out, uintptr_t ahead, int again);
 
 // add the products of one vector of plain numbers
 INLINE void dot_vector(const enum pykv_attn_type type, const int nq, const int nc, const char * const * rows, int e,
@@ -42,8 +42,8 @@ INLINE void dot_vector(const enum pykv_attn_type type, const int nq, const int n
 }
 
 // scores of four cells from codes: products are added up to one sum a query before they are scaled
-INLINE const char * dot_codes(const enum pykv_attn_type type, const int nq, const struct heads * k, int first,
-                              const void * const * q, float * scores, const char * ahead) {
+INLINE uintptr_t dot_codes(const enum pykv_attn_type type, const int nq, const struct heads * k, int first,
+                              const void * const * q, float * scores, uintptr_t ahead) {
     const char * const * rows = k->rows + first;
     vf sum[TILE];
     UNROLL
@@ -64,8 +64,8 @@ INLINE const char * dot_codes(const enum pykv_attn_type type, const int nq, cons
 }
 
 // scores of `nc` cells from plain numbers
-INLINE const char * dot_cells(const enum pykv_attn_type type, const int nq, const int nc, const struct heads * k,
-                              int first, const void * const * q, float * scores, const char * ahead) {
+INLINE uintptr_t dot_cells(const enum pykv_attn_type type, const int nq, const int nc, const struct heads * k,
+                              int first, const void * const * q, float * scores, uintptr_t ahead) {
     // with few cells more vectors a turn, so that a turn reads about a cache line
     const int n_vectors = nc == 4 || W == 16 ? 1 : 2, step = n_vectors * W, width = k->width;
     const char * rows[DOT_CELLS];
@@ -96,7 +96,7 @@ INLINE const char * dot_cells(const enum pykv_attn_type type, const int nq, cons
 INLINE void dot_tile(const enum pykv_attn_type type, const int nq, const struct heads * k, const void * const * all_q,
                      float * scores) {
     const void * q[TILE];
-    const char * ahead = k->ahead;
+    uintptr_t ahead = k->ahead;
     UNROLL
     for (int i = 0; i < nq; ++i) q[i] = all_q[i];
     // as many sums as leave registers for K and the queries
@@ -115,9 +115,9 @@ struct weights {
 };
 
 // add to `steps` times sixteen values of each sum; a single step says which half of a block it is
-INLINE const char * add_steps(const enum pykv_attn_type type, const int nq, const int steps, const int first_half,
+INLINE uintptr_t add_steps(const enum pykv_attn_type type, const int nq, const int steps, const int first_half,
                               const struct heads * v, int e, struct weights w, float * const * sums,
-                              const char * ahead) {
+                              uintptr_t ahead) {
     vf sum[TILE][4 * V16];
     const int bytes = steps * bytes_of_32(type) / 2; // of a cell
     if (is_blocked(type)) fetch(ahead, CELLS * bytes, 0);
@@ -128,7 +128,10 @@ INLINE const char * add_steps(const enum pykv_attn_type type, const int nq, cons
     }
     for (int c = 0; c < CELLS; ++c) {
         vf weight[TILE];
-        if (!is_blocked(type) && (c * bytes & 63) < bytes) fetch(ahead + c * bytes, bytes, v->again); // a line begins
+        // where a line begins
+        if (!is_blocked(type) && ahead && (c * bytes & 63) < bytes) {
+            fetch(ahead + (uintptr_t) (c * bytes), bytes, v->again);
+        }
         UNROLL
         for (int i = 0; i < nq; ++i) weight[i] = vf_set1(w.first[i * w.stride + c]);
         UNROLL
@@ -148,7 +151,7 @@ INLINE const char * add_steps(const enum pykv_attn_type type, const int nq, cons
         UNROLL
         for (int j = 0; j < steps * V16; ++j) vf_store(sums[i] + e + W * j, sum[i][j]);
     }
-    return ahead + CELLS * bytes;
+    return ahead ? ahead + (uintptr_t) (CELLS * bytes) : 0;
 }
 
 INLINE void add_numbers(const enum pykv_attn_type type, const int nq, const struct heads * v, struct weights w,
@@ -156,7 +159,7 @@ INLINE void add_numbers(const enum pykv_attn_type type, const int nq, const stru
     // four steps or two, as many sums as leave registers for one V vector and the weights
     const int steps = 4 * nq * V16 + nq < N_REGISTERS ? 4 : 2 * nq * V16 + nq < N_REGISTERS ? 2 : 1;
     const int width = v->width;
-    const char * ahead = v->ahead;
+    uintptr_t ahead = v->ahead;
     int e = 0;
     for (; e + 16 * steps <= width; e += 16 * steps) {
         ahead = add_steps(type, nq, steps, 0, v, e, w, sums, ahead);
@@ -183,7 +186,7 @@ static void scale_weights(const struct heads * v, int block_bytes, int nq, const
 INLINE void add_codes(const enum pykv_attn_type type, const int nq, const struct heads * v, const float * weights,
                       float * const * sums) {
     block_weights scaled[PYKV_ATTN_MAX_HEAD / 32];
-    const char * ahead = v->ahead;
+    uintptr_t ahead = v->ahead;
     scale_weights(v, bytes_of_32(type), nq, weights, scaled);
     for (int e = 0; e < v->width; e += 32) {
         const struct weights w = {scaled[e / 32][0], CELLS};
@@ -223,7 +226,7 @@ INLINE void add_tile(const enum pykv_attn_type type, const int nq, const struct 
     }
 #define DEFINE_TILES(type) DEFINE_TILE(type, 1) DEFINE_TILE(type, 2) DEFINE_TILE(type, 3) DEFINE_TILE(type, 4)
 #define DEFINE_DECODE(type)                                                                                           \
-    static void decode_##type(const char * row, int width, float * out, const char * ahead, int again) {              \
+    static void decode_##type(const char * row, int width, float * out, uintptr_t ahead, int again) {              \
         decode_row(PYKV_ATTN_##type, row, width, out, ahead, again);                                                  \
     }
 EACH_DIRECT(DEFINE_TILES)

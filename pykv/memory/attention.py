@@ -1,7 +1,6 @@
 """Attention over stored K and V: the one place where its graph is built.
 
-Three paths compute the same. `fused` is pykv's kernel for a few query rows, on the CPU, or for some more in blocks of a
-few: each reads all of K and V, which costs less than what the other two do with them. `flash` is ggml's operation.
+Three paths compute the same. `fused` is pykv's kernel, on the CPU. `flash` is ggml's operation.
 `matmul` multiplies matrices, with the query heads of one KV head laid side by side as rows, so that each K and V row is
 read once for all of them.
 """
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from functools import reduce
 
 from pykv.errors import ParamError
 from pykv.ggml import Arena, DType, Tensor, ops
@@ -43,6 +41,7 @@ class AttentionPlan:
     many : path of ubatches of `MANY_TOKENS` tokens a stream or more: prompts; `FLASH` or `GROUPED`.
     transpose_from : used cells from which V is stored transposed; 0 = always, None = never.
     few : path of fewer tokens over V in rows, `FUSED` or `FLASH`.
+    fuse_from : cells of a graph from which prompts take `FUSED` instead of `many`; 0 = always, None = never.
 
     Raises
     ------
@@ -52,23 +51,36 @@ class AttentionPlan:
     many: AttentionPath
     transpose_from: int | None
     few: AttentionPath = AttentionPath.FLASH
+    fuse_from: int | None = None
 
     def __post_init__(self) -> None:
         if self.many is AttentionPath.FUSED or self.few is AttentionPath.GROUPED:
             raise ParamError(f"few={self.few.value} must be fused or flash, many={self.many.value} flash or matmul")
 
     @classmethod
-    def of(cls, path: AttentionPath, many: AttentionPath = AttentionPath.FLASH) -> AttentionPlan:
-        """Return the plan that takes one path wherever that serves; `many` is for prompts beside the fused one."""
+    def of(cls, path: AttentionPath) -> AttentionPlan:
+        """Return the plan that takes one path wherever that serves."""
         if path is AttentionPath.FUSED:
-            return cls(many, None, path)
+            return cls(AttentionPath.FLASH, None, path, 0)
         return cls(path, 0 if path is AttentionPath.GROUPED else None)
 
-    def path(self, n_tokens: int, v_trans: bool) -> AttentionPath:
-        """Return the path for a ubatch with that many tokens in each stream, over V as it is stored."""
+    def path(self, n_tokens: int, v_trans: bool, n_kv: int) -> AttentionPath:
+        """Return the path for that many tokens in each stream, over `n_kv` cells and V as it is stored."""
         if n_tokens >= MANY_TOKENS:
-            return self.many
+            return AttentionPath.FUSED if self.fuses(n_kv) else self.many
         return AttentionPath.GROUPED if v_trans else self.few
+
+    def fuses(self, n_kv: int) -> bool:
+        """Return whether prompts over `n_kv` cells take the fused path."""
+        return self.fuse_from is not None and n_kv >= self.fuse_from
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The paths that it may take, each once: over V in rows, or transposed from the start."""
+        first = AttentionPath.GROUPED if self.transpose_from == 0 else self.few
+        late = () if self.fuse_from is None else (AttentionPath.FUSED,)
+        paths = (first, *late) if self.fuse_from == 0 else (first, self.many, *late)
+        return tuple(dict.fromkeys(path.value for path in paths))
 
     def wants_transposed(self, n_used: int, v_trans: bool) -> bool:
         """Return how V shall lie with `n_used` cells in use, given how it lies.
@@ -122,40 +134,17 @@ def attend(arena: Arena, path: AttentionPath, q: Tensor, kv: KVView, mask: Tenso
 
 
 def _fused(arena: Arena, q: Tensor, kv: KVView, mask: Tensor, params: AttentionParams) -> Tensor:
-    v, outs = v_in_rows(arena, kv), []
-    for some, seen in row_blocks(arena, q, mask):
-        out = ops.fused_attn(
-            arena,
-            some,
-            kv.k,
-            v,
-            seen,
-            sinks=params.sinks,
-            scale=params.scale,
-            max_bias=params.alibi_max_bias,
-            logit_softcap=params.logit_softcap,
-        )
-        outs.append(out)
-    return joined(arena, outs)
-
-
-def row_blocks(arena: Arena, q: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return queries [Dk, H, n, S] and their mask in blocks of as many rows as the fused kernel takes at once."""
-    n = q.ne[2]
-    if n <= ops.FUSED_MAX_ROWS:
-        return [(q, mask)]
-    blocks = []
-    for begin in range(0, n, ops.FUSED_MAX_ROWS):
-        size = min(ops.FUSED_MAX_ROWS, n - begin)
-        some = ops.view(arena, q, (*q.ne[:2], size, q.ne[3]), q.nb[1:], begin * q.nb[2])
-        seen = ops.view(arena, mask, (mask.ne[0], size, *mask.ne[2:]), mask.nb[1:], begin * mask.nb[1])
-        blocks.append((some, seen))
-    return blocks
-
-
-def joined(arena: Arena, outs: list[Tensor]) -> Tensor:
-    """Return the outputs [Dv, H, m, S] of blocks of rows as one, [Dv, H, n * S]."""
-    out = reduce(lambda a, b: ops.concat(arena, a, b, 2), outs)
+    out = ops.fused_attn(
+        arena,
+        q,
+        kv.k,
+        v_in_rows(arena, kv),
+        mask,
+        sinks=params.sinks,
+        scale=params.scale,
+        max_bias=params.alibi_max_bias,
+        logit_softcap=params.logit_softcap,
+    )
     return ops.reshape(arena, out, out.ne[0], out.ne[1], out.ne[2] * out.ne[3])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pykv.memory.attention import AttentionPlan
+from pykv.memory.attention import MANY_TOKENS, AttentionPlan
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class AttentionInUse:
     Attributes
     ----------
     generation : path of a single token, and of fewer than 64 in a stream, as deep as the memory is filled now.
-    prompts : path of 64 tokens and more.
+    prompts : path of 64 tokens and more, as deep.
     reason : what was asked for, measured, or impossible.
     """
 
@@ -30,6 +30,7 @@ class AttentionChoice:
     plan: AttentionPlan
     reason: str
 
-    def in_use(self, v_trans: bool) -> AttentionInUse:
-        """Return the paths over V as it is stored."""
-        return AttentionInUse(self.plan.path(1, v_trans).value, self.plan.many.value, self.reason)
+    def in_use(self, v_trans: bool, n_kv: int) -> AttentionInUse:
+        """Return the paths over `n_kv` cells and V as it is stored."""
+        one, many = (self.plan.path(n, v_trans, n_kv) for n in (1, MANY_TOKENS))
+        return AttentionInUse(one.value, many.value, self.reason)

@@ -21,11 +21,12 @@ _LOG = logger(__name__)
 
 DEPTHS = (1024, 4096, 16384)
 """Cells at which one token is timed. Below, each path takes little and what the graph around them costs decides."""
-MANY_CELLS = 512
-"""Cells at which a prompt is timed, at most; it stands for every depth, and `MANY_TOKENS` for every length.
+MANY_DEPTHS = (512, 2048)
+"""Cells at which a prompt is timed: deeper only while `FUSED` is not worth it. `MANY_TOKENS` stand for every length.
 
 Measured by benchmarks/prompts.py over 0 to 32768 cells, f16, AVX2: `GROUPED` takes 3.2 to 1.1 times as long as `FLASH`,
-never less; 64 tokens and 512 agree on the faster one, and so do V in rows and transposed.
+never less; 64 tokens and 512 agree on the faster one, and so do V in rows and transposed. `FUSED` gains on the others
+as there are more cells.
 """
 N_ROUNDS = 4
 HOPELESS = 3
@@ -61,27 +62,21 @@ def measured_choice(device: Device, n_threads: int, shape: ProbeShape, may_fuse:
     paths = [path for path in AttentionPath if may_fuse or path is not AttentionPath.FUSED]
     with _opened(device, n_threads, shape) as bench:
         single = _single(bench, shape.n_cells, paths)
-        many = _many(bench)
-    rows = _rows(single)
-    plan = AttentionPlan(_least(many), _transpose_from(single, rows, shape.n_cells), rows)
+        many = _many(bench, shape.n_cells, paths)
+    rows, prompts = _rows(single), many[MANY_DEPTHS[0]]
+    least = min((path for path in prompts if path is not AttentionPath.FUSED), key=lambda path: prompts[path])
+    plan = AttentionPlan(least, _transpose_from(single, rows, shape.n_cells), rows, _fuse_from(many))
     deepest = max(single)
     reason = f"measured at {min(deepest, shape.n_cells)} cells: {_listed(single[deepest])}; {_listed_many(many, shape)}"
     _LOG.info(
-        "attention on %s: %s; V transposed from %s cells on (took %.0f ms)",
+        "attention on %s: %s; V transposed from %s cells on, prompts fused from %s on (took %.0f ms)",
         device.name,
         reason,
         plan.transpose_from,
+        plan.fuse_from,
         1e3 * (time.perf_counter() - started),
     )
     return AttentionChoice(plan, reason)
-
-
-@cache
-def measured_many(device: Device, n_threads: int, shape: ProbeShape) -> tuple[AttentionPath, str]:
-    """Return the faster path of prompts over V in rows, and the times that speak for it."""
-    with _opened(device, n_threads, shape) as bench:
-        many = _many(bench)
-    return _least(many), f"measured for {_listed_many(many, shape)}"
 
 
 @contextmanager
@@ -95,9 +90,33 @@ def _opened(device: Device, n_threads: int, shape: ProbeShape) -> Iterator[_Benc
             backend.close()
 
 
-def _many(bench: _Bench) -> _Times:
-    paths = (AttentionPath.FLASH, AttentionPath.GROUPED)
-    return {path: bench.seconds(path, False, MANY_TOKENS, MANY_CELLS) for path in paths}
+def _many(bench: _Bench, n_cells: int, paths: list[AttentionPath]) -> dict[int, _Times]:
+    """Return for each depth what a prompt took over V in rows."""
+    found: dict[int, _Times] = {}
+    for depth in MANY_DEPTHS:
+        if found and depth > n_cells:
+            break
+        times = {path: bench.seconds(path, False, MANY_TOKENS, depth) for path in paths}
+        found[depth] = times
+        fused = times.get(AttentionPath.FUSED, NEVER)
+        if fused == NEVER or _is_worth_it(times) or fused >= HOPELESS * min(times.values()):
+            break
+        paths = [path for path in paths if times[path] < NEVER]
+    return found
+
+
+def _is_worth_it(times: _Times) -> bool:
+    """Return whether the fused path is clearly faster than the others."""
+    others = min(seconds for path, seconds in times.items() if path is not AttentionPath.FUSED)
+    return times.get(AttentionPath.FUSED, NEVER) < WORTH_IT * others
+
+
+def _fuse_from(many: dict[int, _Times]) -> int | None:
+    """Return the least depth at which a prompt is faster by the fused path."""
+    for depth, times in many.items():
+        if _is_worth_it(times):
+            return 0 if depth == MANY_DEPTHS[0] else depth
+    return None
 
 
 def _single(bench: _Bench, n_cells: int, paths: list[AttentionPath]) -> dict[int, _Times]:
@@ -133,16 +152,13 @@ def _transpose_from(single: dict[int, _Times], rows: AttentionPath, n_cells: int
     return None
 
 
-def _least(times: _Times) -> AttentionPath:
-    return min(times, key=lambda path: times[path])
-
-
 def _listed(times: _Times) -> str:
     return ", ".join(f"{path.value} {1e3 * seconds:.2f} ms" for path, seconds in times.items() if seconds < NEVER)
 
 
-def _listed_many(times: _Times, shape: ProbeShape) -> str:
-    return f"{MANY_TOKENS} tokens over {min(MANY_CELLS, shape.n_cells)} cells: {_listed(times)}"
+def _listed_many(many: dict[int, _Times], shape: ProbeShape) -> str:
+    depth, times = max(many.items(), key=lambda item: item[0])
+    return f"{MANY_TOKENS} tokens over {min(depth, shape.n_cells)} cells: {_listed(times)}"
 
 
 class _Bench:

@@ -91,6 +91,11 @@ class Memory(Protocol):
         ...
 
     @property
+    def used_max_p1(self) -> int:
+        """The last cell in use that attention reads, plus one."""
+        ...
+
+    @property
     def used(self) -> str:
         """How full it is, in words."""
         ...

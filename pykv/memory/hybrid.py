@@ -57,6 +57,11 @@ class HybridMemory(MemoryParts):
         return self.attention.n_seq_max
 
     @property
+    def used_max_p1(self) -> int:
+        """The last cell in use that attention reads, plus one."""
+        return self.attention.used_max_p1
+
+    @property
     def v_trans(self) -> bool:
         """Whether V is stored transposed now, where most of it is."""
         return self.attention.v_trans

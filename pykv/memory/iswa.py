@@ -123,6 +123,11 @@ class ISWACache(MemoryParts):
         return self.base.n_seq_max
 
     @property
+    def used_max_p1(self) -> int:
+        """The last cell in use that attention reads, plus one."""
+        return self.base.used_max_p1
+
+    @property
     def v_trans(self) -> bool:
         """Whether the V of `base` is stored transposed now."""
         return self.base.v_trans

@@ -14,9 +14,9 @@ from pykv.batch import UBatch, ValidBatch
 from pykv.cells import SlotInfo, Undo
 from pykv.cells.arguments import boolean
 from pykv.errors import BatchError, ContextLengthExceeded, ShiftUnsupported
-from pykv.ggml import BufferType, Graph, ops
+from pykv.ggml import BufferType, Graph
 from pykv.memory import kv_snapshot, splits
-from pykv.memory.attention import MANY_TOKENS, AttentionPath, AttentionPlan
+from pykv.memory.attention import MANY_TOKENS, AttentionPlan
 from pykv.memory.attention_mass import MassWatch
 from pykv.memory.kv_context import KVContext
 from pykv.memory.kv_graph import KVGraph, KVShape
@@ -108,16 +108,16 @@ class KVCache(StoredKV, Snapshots):
 
     def full_shapes(self, n_tokens: int, attention: AttentionPlan) -> list[KVShape]:
         """Return shapes of which one has the largest graph over so many tokens, the same number in each stream."""
-        n = -(-n_tokens // self.n_stream)
-        is_fused = attention.path(n, v_trans=False) is AttentionPath.FUSED
-        depths = ops.fused_attn_largest(self.n_cells) if is_fused else (self.n_cells,)
+        n, fuse_from, depths = -(-n_tokens // self.n_stream), attention.fuse_from or 0, [self.n_cells]
+        if n >= MANY_TOKENS and 1 < fuse_from <= self.n_cells:  # the most cells of the other path
+            depths.insert(0, fuse_from - 1)
         return [KVShape(n * self.n_stream, n_kv, 0, self.n_stream) for n_kv in depths]
 
     def graph(
         self, graph: Graph, shape: KVShape, attention: AttentionPlan, watches: Sequence[MassWatch] = ()
     ) -> KVGraph:
         """Return this cache's part of a graph."""
-        path = attention.path(shape.n_tokens // shape.n_stream, self.store.v_trans)
+        path = attention.path(shape.n_tokens // shape.n_stream, self.store.v_trans, shape.n_kv)
         return KVGraph(graph, self, shape, path, watches=watches)
 
     def lay_out(self, attention: AttentionPlan, n_tokens: int) -> bool:

@@ -1,7 +1,7 @@
 """MassGraph: the part of a graph that adds up attention mass, beside the attention itself.
 
-The fused path keeps the weights that it computes anyway, and so does `GROUPED`; beside `FLASH`, which never holds them,
-and for a few rows out of many, the weights of those rows are computed once more.
+The fused path keeps the weights of a few rows that it computes anyway, and so does `GROUPED`; beside `FLASH`, which
+never holds them, beside more rows of the fused path, and for a few rows out of many, they are computed once more.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from pykv.memory.attention import (
     attend,
     attention_weights,
     grouped,
-    joined,
-    row_blocks,
     v_in_rows,
 )
 from pykv.memory.attention_mass import AttentionMass, MassWatch
@@ -62,7 +60,7 @@ class MassGraph:
         for watch in seen:
             watch.what.check_heads(q.ne[1])
         rows = ops.reshape(self._arena, q, q.ne[0], q.ne[1], *self._shape)
-        if self._path is AttentionPath.FUSED:
+        if self._path is AttentionPath.FUSED and self._shape[0] <= ops.FUSED_MAX_ROWS:
             out, masses = self._fused(seen, rows, kv, mask, params)
         else:
             out, weights = self._attended(q, rows, kv, mask, params)
@@ -99,45 +97,27 @@ class MassGraph:
     def _fused(
         self, seen: Sequence[MassWatch], q: Tensor, kv: KVView, mask: Tensor, params: AttentionParams
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the outputs, and the mass of each watch, of blocks of rows one after the other."""
-        v, outs = v_in_rows(self._arena, kv), []
-        masses: list[Tensor] = []
-        for i, (rows, rows_mask) in enumerate(row_blocks(self._arena, q, mask)):
-            out, some = ops.fused_attn_masses(
-                self._arena,
-                rows,
-                kv.k,
-                v,
-                rows_mask,
-                [self._mass_of(watch.what, i, q.ne[1]) for watch in seen],
-                sinks=params.sinks,
-                scale=params.scale,
-                max_bias=params.alibi_max_bias,
-                logit_softcap=params.logit_softcap,
-            )
-            outs.append(out)
-            pairs = zip(masses, some, seen, strict=True)
-            masses = [self._both(a, b, watch.what) for a, b, watch in pairs] if i else some
-            for node in (out, *masses):  # now, so that the next block takes over the memory of this one's weights
-                self._graph.expand(node)
-        return joined(self._arena, outs), masses
+        """Return the outputs, and the mass of each watch."""
+        out, masses = ops.fused_attn_masses(
+            self._arena,
+            q,
+            kv.k,
+            v_in_rows(self._arena, kv),
+            mask,
+            [self._mass_of(watch.what, q.ne[1]) for watch in seen],
+            sinks=params.sinks,
+            scale=params.scale,
+            max_bias=params.alibi_max_bias,
+            logit_softcap=params.logit_softcap,
+        )
+        return ops.reshape(self._arena, out, out.ne[0], out.ne[1], out.ne[2] * out.ne[3]), masses
 
-    def _mass_of(self, what: AttentionMass, block: int, n_head: int) -> ops.MassOf:
+    def _mass_of(self, what: AttentionMass, n_head: int) -> ops.MassOf:
         key = n_head, what
         if key not in self._head_weights:
             self._head_weights[key] = GraphInput(self._arena.tensor(DType.F32, (n_head,), "head_weight"))
-        row_weight = self._rows[what.last].weights_of(block)
+        row_weight = self._rows[what.last].weights
         return ops.MassOf(self._head_weights[key].tensor, row_weight, what.largest, not what.per_kv_head)
-
-    def _both(self, a: Tensor, b: Tensor, what: AttentionMass) -> Tensor:
-        """Return the sum, or the larger, of two masses [n_kv, Hk, S]."""
-        arena = self._arena
-        if not what.largest:
-            return ops.add(arena, a, b)
-        n_kv, n_groups, n_stream, _ = a.ne
-        a, b = (ops.reshape(arena, one, n_kv, 1, n_groups, n_stream) for one in (a, b))
-        larger = ops.column_max(arena, ops.concat(arena, a, b, 1))
-        return ops.reshape(arena, larger, n_kv, n_groups, n_stream)
 
     # the other paths
 
@@ -203,22 +183,22 @@ class _Rows:
         self._arena, self._n, self._n_stream = arena, n, n_stream
         self._n_rows = min(n, n_rows)
         self.are_all = self._n_rows == n
-        self._weights: dict[int, GraphInput] = {}
+        self._weights: GraphInput | None = None
         self._index: GraphInput | None = None
         self._mask: Tensor | None = None
 
     @property
     def inputs(self) -> tuple[GraphInput, ...]:
         """The inputs that `fill` writes."""
-        return (*self._weights.values(), *(() if self._index is None else (self._index,)))
+        return tuple(one for one in (self._weights, self._index) if one is not None)
 
-    def weights_of(self, block: int) -> Tensor:
-        """Return what each row of a block of the fused path counts, [n, S]."""
-        if block not in self._weights:
-            size = min(ops.FUSED_MAX_ROWS, self._n - block * ops.FUSED_MAX_ROWS)
-            tensor = self._arena.tensor(DType.F32, (size, self._n_stream), "row_weight")
-            self._weights[block] = GraphInput(tensor)
-        return self._weights[block].tensor
+    @property
+    def weights(self) -> Tensor:
+        """What each row counts, [n, S]."""
+        if self._weights is None:
+            tensor = self._arena.tensor(DType.F32, (self._n, self._n_stream), "row_weight")
+            self._weights = GraphInput(tensor)
+        return self._weights.tensor
 
     def queries(self, q: Tensor) -> Tensor:
         """Return the rows that count of queries [Dk, H, n, S]."""
@@ -236,9 +216,8 @@ class _Rows:
         """Write the inputs: (S, n) which rows count. Return what the rows that the graph looks at count."""
         if (most := int(count.sum(axis=1).max())) > self._n_rows:
             raise ParamError(f"chosen: {most} tokens of a stream, the graph observes n_rows={self._n_rows}")
-        for block, weights in self._weights.items():
-            begin = block * ops.FUSED_MAX_ROWS
-            weights.array[0, 0] = count[:, begin : begin + ops.FUSED_MAX_ROWS]
+        if self._weights is not None:
+            self._weights.array[0, 0] = count
         if self._index is None:
             return count
         # those that count come first, others fill up where streams differ

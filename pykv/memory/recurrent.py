@@ -93,6 +93,11 @@ class RecurrentMemory(Snapshots):
         return self.states.n_seq_max
 
     @property
+    def used_max_p1(self) -> int:
+        """The last cell in use that attention reads, plus one."""
+        return 0
+
+    @property
     def v_trans(self) -> bool:
         """False: there is no V."""
         return False

@@ -83,6 +83,11 @@ class TwinCache(MemoryParts):
         return self.main.n_seq_max
 
     @property
+    def used_max_p1(self) -> int:
+        """The last cell in use that attention reads, plus one."""
+        return self.main.used_max_p1
+
+    @property
     def v_trans(self) -> bool:
         """Whether the V of `main` is stored transposed now."""
         return self.main.v_trans

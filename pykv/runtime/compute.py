@@ -97,11 +97,8 @@ class Compute:
         n_tokens = -(-n_tokens // n_stream) * n_stream
         sizes = {n_tokens}
         if self._attention.few is AttentionPath.FUSED:
-            # the fused path's blocks of rows: as many as there can be, and as many whole ones, whose masses lie between
-            most = MANY_TOKENS - 1
-            sizes |= {
-                min(n_tokens, n * n_stream) for n in (most, most - most % ops.FUSED_MAX_ROWS if watches else most)
-            }
+            # few rows have partial sums of their own; masses of more are computed beside
+            sizes |= {min(n_tokens, n * n_stream) for n in (ops.FUSED_MAX_ROWS, MANY_TOKENS - 1)}
         for n in sorted(sizes):
             # where some rows of logits are not wanted, there is an index of those that are
             outputs = {min(n_outputs, n), max(1, min(n_outputs, n - 1))} if n == n_tokens else {min(n_outputs, n - 1)}

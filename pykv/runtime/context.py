@@ -147,7 +147,7 @@ class Context:
     def attention_path(self) -> AttentionInUse:
         """Which path attention takes for single tokens and for prompts, and why."""
         self._require_open()
-        return self._choice.in_use(self.memory.v_trans)
+        return self._choice.in_use(self.memory.v_trans, self.memory.used_max_p1)
 
     @property
     def n_ctx(self) -> int:

@@ -10,7 +10,7 @@ from pykv.errors import ParamError
 from pykv.ggml import BufferType, Device, cpu_device
 from pykv.memory import AttentionPath, AttentionPlan, KVSettings, MemoryPlan, MemorySettings, MemorySpec, memory_plan
 from pykv.memory.attention_choice import AttentionChoice
-from pykv.memory.attention_probe import ProbeShape, measured_choice, measured_many
+from pykv.memory.attention_probe import ProbeShape, measured_choice
 from pykv.memory.fused_support import fused_misfit
 from pykv.runtime.params import ContextParams, ResolvedParams, resolve
 
@@ -69,8 +69,8 @@ def attention_choice(
     refusal = fused_refusal(model, params, spec)
     if recorded is not None:
         return _recorded(recorded, refusal)
-    if params.attention == "fused":
-        return _fused(model, params, spec, refusal)
+    if params.attention == "fused" and refusal is not None:
+        raise ParamError(f"attention='fused': {refusal}")
     if params.attention != "auto":
         plan = AttentionPlan.of(AttentionPath(params.attention))
         return AttentionChoice(plan, f"{params.attention} was asked for")
@@ -99,18 +99,9 @@ def fused_refusal(model: Model, params: ResolvedParams, spec: MemorySpec) -> str
 
 
 def _recorded(plan: AttentionPlan, refusal: str | None) -> AttentionChoice:
-    if plan.few is AttentionPath.FUSED and refusal is not None:
-        return AttentionChoice(replace(plan, few=AttentionPath.FLASH), f"recorded, but {refusal}")
+    if (plan.few is AttentionPath.FUSED or plan.fuse_from is not None) and refusal is not None:
+        return AttentionChoice(replace(plan, few=AttentionPath.FLASH, fuse_from=None), f"recorded, but {refusal}")
     return AttentionChoice(plan, "recorded")
-
-
-def _fused(model: Model, params: ResolvedParams, spec: MemorySpec, refusal: str | None) -> AttentionChoice:
-    if refusal is not None:
-        raise ParamError(f"attention='fused': {refusal}")
-    many, times = AttentionPath.FLASH, "quantised V leaves flash for prompts"
-    if not params.type_v.is_quantized:
-        many, times = measured_many(*_probe(model, params, spec))
-    return AttentionChoice(AttentionPlan.of(AttentionPath.FUSED, many), f"fused was asked for; {times}")
 
 
 def _probe(model: Model, params: ResolvedParams, spec: MemorySpec) -> tuple[Device, int, ProbeShape]:

@@ -383,36 +383,3 @@ def test_pad_refuses(arena, n):
         ops.pad(arena, arena.tensor(DType.F32, (4,)), n)
     with pytest.raises(TensorError, match="pad: wants f32"):
         ops.pad(arena, arena.tensor(DType.F16, (4,)), 1)
-
-
-@pytest.mark.parametrize("dim", range(4))
-def test_concat_of_whole_and_of_strided_tensors(dim: int) -> None:
-    shape = [2, 3, 4, 5]
-    x = normal(*shape)
-    shape[3 - dim] = 2
-    y = normal(*shape)
-    expected = np.concatenate([x, y], axis=3 - dim)
-    assert np.array_equal(run(lambda c, a, b: ops.concat(c, a, b, dim), x, y), expected)
-    if dim > 1:
-        turned = (x.transpose(0, 1, 3, 2).copy(), y.transpose(0, 1, 3, 2).copy())
-        assert np.array_equal(
-            run(lambda c, a, b: ops.concat(c, ops.transpose(c, a), ops.transpose(c, b), dim), *turned), expected
-        )
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "dim"),
-    [((4, 3), (5, 3), 1), ((4, 3, 2), (4, 3, 1), 1), ((4,), (4,), 4), ((4,), (4,), -1), ((2**60, 1), (2**60, 1), 1)],
-)
-def test_what_cannot_be_put_together(arena: Arena, a: tuple[int, ...], b: tuple[int, ...], dim: int) -> None:
-    one, other = arena.tensor(DType.F32, a), arena.tensor(DType.F32, b)
-    with pytest.raises(TensorError):
-        ops.concat(arena, one, other, dim)
-    assert arena.n_used == 2
-
-
-def test_concat_of_other_types(arena: Arena) -> None:
-    one, other = arena.tensor(DType.F32, (4,)), arena.tensor(DType.F16, (4,))
-    for pair in ((one, other), (other, one), (other, other)):
-        with pytest.raises(TensorError, match="concat"):
-            ops.concat(arena, *pair, 0)

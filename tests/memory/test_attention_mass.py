@@ -90,7 +90,7 @@ def test_bias_cap_and_window(path: AttentionPath, extra: dict, unified: bool) ->
 @pytest.mark.parametrize("last", [None, 16, 33])
 @pytest.mark.parametrize("largest", [False, True], ids=["sum", "largest"])
 def test_the_end_of_a_prompt_of_many_tokens(path: AttentionPath, last: int | None, largest: bool) -> None:
-    """The fused path takes them in blocks, whose masses are put together."""
+    """The fused path keeps weights of a few; here they are computed beside it."""
     with KVCache(SPEC, KVSettings(128, type_k="f32", type_v="f32")) as cache:
         scene = MassScene(cache, path, n_head=4)
         what = AttentionMass(last=last, largest=largest, per_kv_head=largest)
@@ -101,7 +101,7 @@ def test_the_end_of_a_prompt_of_many_tokens(path: AttentionPath, last: int | Non
 
 
 @pytest.mark.parametrize("largest", [False, True], ids=["sum", "largest"])
-def test_blocks_of_rows_of_several_streams(largest: bool) -> None:
+def test_many_rows_of_several_streams(largest: bool) -> None:
     settings = KVSettings(64, n_seq_max=2, unified=False, type_k="f32", type_v="f32")
     with KVCache(SPEC, settings) as cache:
         scene, what = MassScene(cache, AttentionPath.FUSED, n_head=6), AttentionMass(last=20, largest=largest)

@@ -12,7 +12,7 @@ from pykv.ggml import DType, cpu_device
 from pykv.memory import AttentionPath, AttentionPlan, attention_probe
 from pykv.memory.attention import MANY_TOKENS
 from pykv.memory.attention_choice import AttentionChoice, AttentionInUse
-from pykv.memory.attention_probe import NEVER, ProbeShape, measured_choice, measured_many
+from pykv.memory.attention_probe import NEVER, ProbeShape, measured_choice
 
 FUSED, FLASH, GROUPED = AttentionPath.FUSED, AttentionPath.FLASH, AttentionPath.GROUPED
 SHAPE = ProbeShape(4, 2, 64, 64, 1024, DType.F16, DType.F16)
@@ -25,10 +25,8 @@ def shape_of(n_cells: int) -> ProbeShape:
 @pytest.fixture(autouse=True)
 def _nothing_measured_yet() -> Iterator[None]:
     measured_choice.cache_clear()
-    measured_many.cache_clear()
     yield
     measured_choice.cache_clear()
-    measured_many.cache_clear()
 
 
 @pytest.mark.parametrize("may_fuse", [True, False])
@@ -54,12 +52,19 @@ def test_quantised_values_cannot_be_turned(may_fuse: bool) -> None:
 
 
 Asked = list[tuple[AttentionPath, bool, int, int]]
+Times = tuple[float, float, float]
 
 
 def pretend(
-    monkeypatch: pytest.MonkeyPatch, many: AttentionPath, turning: int, times: tuple[float, float, float] = (2, 2, 1)
+    monkeypatch: pytest.MonkeyPatch,
+    many: AttentionPath,
+    turning: int,
+    times: Times = (2, 2, 1),
+    prompt: Times | None = None,
 ) -> Asked:
     """Let one token take so long by the fused path, by flash, and over transposed V, there 9 up to a depth.
+
+    A prompt takes `prompt`, or 1 by the path `many` and 2 by others.
 
     Returns the list of what will be asked.
     """
@@ -68,7 +73,7 @@ def pretend(
     def seconds(self, path: AttentionPath, v_trans: bool, n_tokens: int, n_kv: int) -> float:
         asked.append((path, v_trans, n_tokens, n_kv))
         if n_tokens > 1:
-            return 1.0 if path is many else 2.0
+            return dict(zip(AttentionPath, prompt, strict=True))[path] if prompt else 1.0 if path is many else 2.0
         if path is GROUPED and n_kv < turning:
             return 2.5
         return dict(zip(AttentionPath, times, strict=True))[path]
@@ -125,7 +130,7 @@ def test_each_path_is_timed_over_the_layout_that_it_will_meet(monkeypatch: pytes
     measured_choice(cpu_device(), 1, shape_of(8192), True)
     single = {(path, v_trans) for path, v_trans, n_tokens, _ in asked if n_tokens == 1}
     assert single == {(FUSED, False), (FLASH, False), (GROUPED, True)}
-    assert {(path, v_trans) for path, v_trans, n, _ in asked if n > 1} == {(FLASH, False), (GROUPED, False)}
+    assert {(path, v_trans) for path, v_trans, n, _ in asked if n > 1} == {(path, False) for path in AttentionPath}
 
 
 def test_a_path_without_hope_is_not_tried_deeper(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,29 +141,59 @@ def test_a_path_without_hope_is_not_tried_deeper(monkeypatch: pytest.MonkeyPatch
     asked.clear()
     pretend(monkeypatch, FLASH, 0, (1, 5, 5))
     choice = measured_choice(cpu_device(), 2, shape_of(32768), True)
-    assert choice.plan == AttentionPlan.of(FUSED)
+    assert choice.plan == AttentionPlan(FLASH, None, FUSED)
     assert choice.reason.startswith("measured at 1024 cells: fused 1000.00 ms, flash 5000.00 ms, matmul 5000.00 ms; ")
 
 
-@pytest.mark.parametrize("many", [FLASH, GROUPED])
-def test_prompts_alone_are_measured_where_the_rest_is_told(
-    many: AttentionPath, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("times", "fuse_from", "depths"),
+    [
+        ((1.0, 2.0, 3.0), 0, {512}),
+        ((1.0, 3.0, 2.0), 0, {512}),
+        ((0.95, 1.0, 1.1), None, {512, 2048}),
+        ((4.0, 1.0, 2.0), None, {512}),
+        ((NEVER, 1.0, 2.0), None, {512}),
+        ((1.0, NEVER, NEVER), 0, {512}),
+    ],
+    ids=str,
+)
+def test_prompts_are_fused_where_that_is_clearly_faster(
+    times: tuple[float, float, float], fuse_from: int | None, depths: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = pretend(monkeypatch, many, 0)
-    path, times = measured_many(cpu_device(), 1, SHAPE)
-    assert path is many
-    assert {n_tokens for _, _, n_tokens, _ in asked} == {MANY_TOKENS}
-    assert "64 tokens over 512 cells: flash" in times
+    asked = pretend(monkeypatch, FLASH, 0, prompt=times)
+    choice = measured_choice(cpu_device(), 1, shape_of(8192), True)
+    assert choice.plan.fuse_from == fuse_from
+    assert choice.plan.many is (GROUPED if times[2] < times[1] else FLASH)
+    assert {n_kv for path, _, n, n_kv in asked if n > 1 and path is FUSED} == depths
+    assert choice.in_use(False, 0).prompts == ("flash" if fuse_from is None else "fused")
+
+
+@pytest.mark.parametrize(("n_cells", "fuse_from"), [(8192, 2048), (2048, 2048), (2047, None)])
+def test_prompts_are_fused_from_a_depth_on(
+    n_cells: int, fuse_from: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(self, path: AttentionPath, v_trans: bool, n_tokens: int, n_kv: int) -> float:
+        return 0.5 if path is FUSED and n_kv >= 2048 else 1.0
+
+    monkeypatch.setattr(attention_probe._Bench, "seconds", seconds)
+    choice = measured_choice(cpu_device(), 1, shape_of(n_cells), True)
+    assert choice.plan.fuse_from == fuse_from
+    assert f"64 tokens over {2048 if fuse_from else 512} cells: fused" in choice.reason
 
 
 def test_a_plan_names_the_path_of_every_ubatch() -> None:
-    """The fused path takes sixteen rows at once, and more in blocks."""
     plan = AttentionPlan(FLASH, 1000)
-    few = [plan.path(n, v_trans) for v_trans in (False, True) for n in (1, MANY_TOKENS - 1)]
+    few = [plan.path(n, v_trans, 64) for v_trans in (False, True) for n in (1, MANY_TOKENS - 1)]
     assert few == [FLASH, FLASH, GROUPED, GROUPED]
-    assert [plan.path(MANY_TOKENS, v_trans) for v_trans in (False, True)] == [FLASH, FLASH]
+    assert [plan.path(MANY_TOKENS, v_trans, 64) for v_trans in (False, True)] == [FLASH, FLASH]
+    assert plan.names == ("flash",)
     plan = AttentionPlan(GROUPED, None, FUSED)
-    assert [plan.path(n, False) for n in (1, 16, 17, MANY_TOKENS)] == [FUSED, FUSED, FUSED, GROUPED]
+    assert [plan.path(n, False, 99999) for n in (1, 16, 17, MANY_TOKENS)] == [FUSED, FUSED, FUSED, GROUPED]
+    assert plan.names == ("fused", "matmul")
+    plan = AttentionPlan(FLASH, 0, FLASH, 2048)
+    assert [plan.path(MANY_TOKENS, True, n_kv) for n_kv in (2047, 2048)] == [FLASH, FUSED]
+    assert plan.names == ("matmul", "flash", "fused")
+    assert AttentionPlan.of(FUSED).names == ("fused",)
 
 
 def test_a_plan_takes_no_path_where_that_does_not_serve() -> None:
@@ -169,8 +204,8 @@ def test_a_plan_takes_no_path_where_that_does_not_serve() -> None:
 
 def test_a_choice_tells_the_paths_in_use() -> None:
     choice = AttentionChoice(AttentionPlan(FLASH, 1000, FUSED), "why")
-    assert choice.in_use(False) == AttentionInUse("fused", "flash", "why")
-    assert choice.in_use(True) == AttentionInUse("matmul", "flash", "why")
+    assert choice.in_use(False, 64) == AttentionInUse("fused", "flash", "why")
+    assert choice.in_use(True, 64) == AttentionInUse("matmul", "flash", "why")
 
 
 @pytest.mark.parametrize(

@@ -204,14 +204,6 @@ BUILDING: dict[str, Guard] = {
         "c = context(); x = tensor(c, F32, 4, 4);lib.ggml_soft_max_ext(c, lib.ggml_transpose(c, x), x, 1.0, 0.0)",
         lambda a, t: ops.soft_max(a, ops.transpose(a, t(F32, 4, 4)), t(F32, 4, 4), 1.0),
     ),
-    "concat of other rows": (
-        "c = context(); lib.ggml_concat(c, tensor(c, F32, 4, 3), tensor(c, F32, 5, 3), 1)",
-        lambda a, t: ops.concat(a, t(F32, 4, 3), t(F32, 5, 3), 1),
-    ),
-    "concat in a fifth dim": (
-        "c = context(); lib.ggml_concat(c, tensor(c, F32, 4), tensor(c, F32, 4), 4)",
-        lambda a, t: ops.concat(a, t(F32, 4), t(F32, 4), 4),
-    ),
     "out_prod of different numbers of columns": (
         "c = context(); lib.ggml_out_prod(c, tensor(c, F32, 8, 2), tensor(c, F32, 1, 3))",
         lambda a, t: ops.out_prod(a, t(F32, 8, 2), t(F32, 1, 3)),

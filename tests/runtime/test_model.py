@@ -30,7 +30,9 @@ def path(write_tiny: Callable[[TinyModel], Path]) -> Path:
 
 def test_an_unknown_family_is_named_with_those_there_are(tmp_path: Path) -> None:
     path = TinyModel(arch="qwen2moe").write(tmp_path / "a.gguf")
-    with pytest.raises(UnknownArchitectureError, match=r"'qwen2moe' is not supported; known: bloom, deepseek2, .*, llama, "):
+    with pytest.raises(
+        UnknownArchitectureError, match=r"'qwen2moe' is not supported; known: bloom, deepseek2, .*, llama, "
+    ):
         pykv.Model.load(path)
 
 

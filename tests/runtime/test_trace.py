@@ -504,6 +504,7 @@ DAMAGE = {
     "bad layer": (b'"n_embd_head_k":64', b'"n_embd_head_k":-4', "line 1: n_embd_head_k=-4"),
     "bad attention": (b'"many":"flash"', b'"many":"flesh"', "line 1: many='flesh' must be one of fused, "),
     "bad depth": (b'"transpose_from":null', b'"transpose_from":-3', "line 1: transpose_from=-3"),
+    "bad prompt depth": (b'"fuse_from":null', b'"fuse_from":2.5', "line 1: fuse_from=2.5"),
     "no JSON": (DECODE, b'"do":decode', "line 2: damaged"),
     "no UTF-8": (DECODE, b'"do":"\xff"', "line 2: damaged"),
     "no object": (b"\n", b"\n[]\n", "line 2: damaged: a JSON object is needed"),

@@ -1,4 +1,4 @@
-"""Attention of a few query rows by pykv's own kernel: a custom operation, which only the CPU runs."""
+"""Attention by pykv's own kernel: a custom operation, which only the CPU runs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,8 @@ from pykv.log import logger
 _LOG = logger(__name__)
 _F32_MAX = float(np.finfo(np.float32).max)
 
-FUSED_MAX_ROWS = int(lib.PYKV_ATTN_MAX_ROWS)
-"""Query rows of a stream, at most."""
-
-
-_LARGEST_EVERY = 32 * 64  # fused_pieces.h: from here on a stream is cut into at most MAX_CHUNKS runs of whole blocks
-
-
-def fused_attn_largest(n_cells: int) -> tuple[int, ...]:
-    """Return the numbers of cells, `n_cells` at most, of which one takes the most scratch memory."""
-    # note: longer runs of cells are fewer of them, and less scratch
-    return tuple(dict.fromkeys((n_cells - n_cells % _LARGEST_EVERY or n_cells, n_cells)))
+FUSED_MAX_ROWS = int(lib.PYKV_ATTN_FEW_ROWS)
+"""Up to so many query rows of a stream the cells are shared among threads, and attention mass can be had."""
 
 
 def fused_attn_misfit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None = None) -> str | None:
@@ -50,14 +41,14 @@ def fused_attn(
     logit_softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return attention of up to `FUSED_MAX_ROWS` query rows of each stream, two nodes.
+    """Return attention; two nodes, or one for more than `FUSED_MAX_ROWS` query rows of a stream.
 
     `max_bias` and `logit_softcap` are not negative, 0 = none.
 
     `q` [Dk, H, n, S] f32, `k` [Dk, Hk, n_kv, S], `v` [Dv, Hk, n_kv, S], which may be the front of each row of `k`,
     `mask` [n_kv, n or more, 1, S or 1] f16 or f32, `sinks` [H] f32 → [Dv, H, n, S] f32. Rows of `k` and `v` are read
-    with any strides, once for all queries. A query that sees no cell gets zeros. Results do not depend on the number
-    of threads.
+    with any strides, once for all queries if they are few. A query that sees no cell gets zeros, one that sees NaN gets
+    NaN. Results do not depend on the number of threads.
 
     Raises
     ------
@@ -147,7 +138,7 @@ def _attend(arena: Arena, op: str, operands: tuple[Tensor | None, ...], params: 
         return lib.pykv_attn_build(context, ffi.new("struct pykv_attn_tensors *", pointers), params)
 
     arena.keep(params)  # the nodes point to it
-    return arena.node(build, operands, n_nodes=2)
+    return arena.node(build, operands, n_nodes=2 if q.ne[2] <= FUSED_MAX_ROWS else 1)
 
 
 def fused_isa() -> str:

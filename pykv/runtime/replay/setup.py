@@ -9,7 +9,7 @@ from typing import cast
 
 from pykv.errors import ParamError
 from pykv.ggml import Device, DType, cpu_device, devices, find_device
-from pykv.memory import AttentionPath, AttentionPlan
+from pykv.memory import AttentionPlan
 from pykv.models.stand_in import StandIn
 from pykv.runtime.context import Context
 from pykv.runtime.model import Model
@@ -122,8 +122,7 @@ def recorded(header: TraceHeader) -> Settings:
 def _settings(params: ContextParams | ResolvedParams, attention: AttentionPlan) -> Settings:
     names = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "type_k", "type_v", "reference_moves")
     shown = {name: getattr(params, name) for name in names}
-    few = AttentionPath.GROUPED if attention.transpose_from == 0 else attention.few
-    shown["attention"] = " and ".join(dict.fromkeys((few.value, attention.many.value)))
+    shown["attention"] = " and ".join(attention.names)
     return {name: value.label if isinstance(value, DType) else value for name, value in shown.items()}
 
 

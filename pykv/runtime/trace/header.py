@@ -86,6 +86,7 @@ class TraceHeader:
                 "many": self.attention.many.value,
                 "transpose_from": self.attention.transpose_from,
                 "few": self.attention.few.value,
+                "fuse_from": self.attention.fuse_from,
             },
             "devices": self.devices,
             "model": {
@@ -147,11 +148,16 @@ def _made(kind: type[T], name: str, values: Mapping[str, Any]) -> T:
 
 
 def _attention(record: Mapping[str, Any]) -> AttentionPlan:
-    depth = record.get("transpose_from")
-    if not (depth is None or (type(depth) is int and depth >= 0)):
-        raise ValueError(f"transpose_from={depth!r} must be a number of cells, or null")
     many, few = _path(record, "many"), AttentionPath.FLASH  # what traces without it were recorded with
-    return AttentionPlan(many, depth, _path(record, "few") if "few" in record else few)
+    few = _path(record, "few") if "few" in record else few
+    return AttentionPlan(many, _depth(record, "transpose_from"), few, _depth(record, "fuse_from"))
+
+
+def _depth(record: Mapping[str, Any], name: str) -> int | None:
+    depth = record.get(name)
+    if depth is None or (type(depth) is int and depth >= 0):
+        return depth
+    raise ValueError(f"{name}={depth!r} must be a number of cells, or null")
 
 
 def _path(record: Mapping[str, Any], name: str) -> AttentionPath:
