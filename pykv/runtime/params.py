@@ -38,9 +38,8 @@ class ContextParams:
     n_seq_max : sequences; ids lie below it.
     kv_unified : one pool of cells that all sequences share, instead of an equal part for each.
     type_k, type_v : element types of stored K and V, such as "f16" or "q8_0".
-    attention : "fused" = pykv's kernel for fewer than 64 tokens of a stream, on the CPU, beside the faster of the other
-        two for prompts; "flash" = ggml's; "matmul" = multiplied matrices; "auto" = whichever is fastest here. See
-        `Context.attention_path`.
+    attention : "fused" = pykv's kernel, on the CPU; "flash" = ggml's; "matmul" = multiplied matrices; "auto" =
+        whichever is fastest here, for generation and for prompts. See `Context.attention_path`.
     flash_attn : True for attention="flash", False for "matmul", "auto" = as `attention` says.
     swa_full : keep all cells of sliding-window layers, not only the window.
     n_threads : CPU threads; None = all cores this process may use.

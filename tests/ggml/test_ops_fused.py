@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.child import run_cleanly
 from support.cpu_graph import Bench
 from support.fused_case import FUSED_CASES, MASKS, TYPES, FusedCase
+from support.naive_attention import dense_attention
 from support.nmse import nmse
 
 from pykv._native import ffi, lib
@@ -89,6 +90,29 @@ def test_it_is_at_least_as_exact_as_ggmls(type_k: DType, type_v: DType) -> None:
 def test_cells_that_no_query_sees_may_hold_anything(dtype: DType, n_unwritten: int) -> None:
     """What was never written may be NaN; the window ends behind it."""
     check(FusedCase(dtype, dtype, mask="window", n_kv=200, n_rows=3, n_unwritten=n_unwritten))
+
+
+@pytest.mark.parametrize("name", ["k", "v"])
+@pytest.mark.parametrize("n_rows", [2, 20])
+def test_what_is_no_number_spoils_those_who_see_it_and_no_others(n_rows: int, name: str) -> None:
+    """Two sequences take turns in one pool of cells; a cell of the second holds NaN, the first one in its block."""
+    case = FusedCase(n_kv=150, n_rows=n_rows, mask="none")
+    values = case._values()
+    values["mask"] = np.where(np.arange(150) % 2 == np.arange(n_rows)[:, None] % 2, 0, -np.inf).astype(np.float32)[None]
+    values["mask"][:, 1::2, 64:129] = -np.inf
+    values["mask"][:, 1::2, 129] = 0
+    values[name][:, 129] = np.nan
+    for isa in ISAS:
+        assert lib.pykv_attn_use_isa(isa)
+        bench = Bench()
+        q, k, v, mask = (bench.put(x) for x in (values["q"], values["k"], values["v"], values["mask"][:, None]))
+        out = ops.fused_attn(bench.nodes, q, k, v, mask, scale=case.scale)
+        with bench.computed(out):
+            got = out.numpy()[0]
+        clean = {one: np.nan_to_num(values[one]) for one in ("k", "v")}
+        expected = dense_attention(values["q"], clean["k"], clean["v"], values["mask"], scale=case.scale)[0]
+        assert np.isnan(got[1::2]).all()
+        assert nmse(got[::2], expected[::2]) <= CLOSE
 
 
 def test_one_mask_serves_all_streams() -> None:
