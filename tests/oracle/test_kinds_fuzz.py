@@ -50,9 +50,9 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
             Setting("gpt-oss-4l-w32", 2, True, "f16", "f16", True, n_cells=512, swa_full=True),
         ],
     ),
-    "layer reuse": (0.005, [Setting("gemma3n-22l-w32-f32", 2, True, "f32", "f32", False, n_cells=512)]),
+    "layer reuse": (0.002, [Setting("gemma3n-22l-w32-f32", 2, True, "f32", "f32", False, n_cells=512)]),
     "states": (
-        0.06,
+        0.03,
         [
             Setting("mamba2-4l", 1, True, "f32", "f32", False),
             Setting("mamba2-4l", 4, True, "f32", "f32", False),
@@ -63,7 +63,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         ],
     ),
     "states and cells": (
-        0.05,
+        0.03,
         [
             Setting("falcon-h1-3l", 1, True, "f32", "f32", False),
             Setting("falcon-h1-3l", 3, True, "f32", "f32", False),
@@ -73,7 +73,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         ],
     ),
     "states that go back": (
-        0.05,
+        0.02,
         [
             Setting("lfm2-4l", 1, True, "f32", "f32", False, n_rs_seq=4),
             Setting("lfm2-4l", 3, True, "f32", "f32", False, n_rs_seq=3),
@@ -81,7 +81,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         ],
     ),
     "states and windows": (
-        0.03,
+        0.015,
         [
             Setting("lfm2-4l-w16", 1, True, "f32", "f32", False, n_cells=512),
             Setting("lfm2-4l-w16", 3, False, "f32", "f32", False, n_cells=512),
@@ -89,7 +89,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         ],
     ),
     "keys alone": (
-        0.04,
+        0.015,
         [
             Setting("deepseek2-3l", 3, True, "f32", "f32", False),
             Setting("deepseek2-4l-qrank", 3, False, "f32", "f32", False),
@@ -97,7 +97,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         ],
     ),
     "slopes": (
-        0.03,
+        0.015,
         [
             Setting("bloom-3l-4heads", 3, True, "f32", "f32", False),
             Setting("bloom-3l-4heads", 3, False, "f16", "f16", True),
@@ -105,7 +105,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         ],
     ),
     "positions of several axes": (
-        0.03,
+        0.01,
         [
             Setting("qwen2vl-3l", 3, True, "f32", "f32", False),
             Setting("qwen2vl-3l", 3, False, "f16", "f16", True),
