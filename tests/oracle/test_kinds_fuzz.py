@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         0.015,
         [
             Setting("gemma3-4l-w16-every2", 1, True, "f32", "f32", False, n_cells=512, swa_full=True),
-            Setting("gemma3-4l-w16-every2", 3, False, "f16", "f16", True, n_cells=512, swa_full=True),
+            Setting("gemma3-4l-w16-every2", 3, False, "f16", "f16", False, n_cells=512, swa_full=True),
             Setting("gemma2-4l-w32", 3, True, "f32", "f32", False, n_cells=512, swa_full=True),
         ],
     ),
@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
             Setting("gpt-oss-4l-w32", 1, True, "f32", "f32", False, n_cells=512),
             Setting("gpt-oss-4l-w32", 3, False, "f16", "f16", True, n_cells=512),
             Setting("gpt-oss-3l-wide-w16-8experts", 3, True, "f32", "f32", False, n_cells=768),
-            Setting("gpt-oss-4l-w32", 2, True, "f16", "f16", True, n_cells=512, swa_full=True),
+            Setting("gpt-oss-4l-w32", 2, True, "f16", "f16", False, n_cells=512, swa_full=True),
         ],
     ),
     "layer reuse": (0.002, [Setting("gemma3n-22l-w32-f32", 2, True, "f32", "f32", False, n_cells=512)]),
@@ -128,3 +128,5 @@ def test_random_programs_on_every_kind_of_memory(
         pytest.fail(f"seed {SEED}, {report.failure}", pytrace=False)
     with capsys.disabled():
         print(f"\n{kind}, seed {SEED}: {report}")
+    n_cut_short = sum(n for why, n in report.tally.items() if why.startswith("not compared"))
+    assert n_cut_short <= max(2, report.tally["programs"] / 4)
