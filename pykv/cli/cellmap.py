@@ -9,13 +9,13 @@ import numpy as np
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from pykv.cells import CellsView
+    from pykv.cells import CellsView, RecurrentView
 
 EMPTY, SHARED = ".", "#"
 _COLOURS = ("green", "yellow", "magenta", "blue")
 
 
-def cell_letters(cells: CellsView) -> str:
+def cell_letters(cells: CellsView | RecurrentView) -> str:
     """Return a character a cell: ``.`` empty, ``A`` only sequence 0, ``B`` only sequence 1, ``#`` shared."""
     letters = np.full(cells.n, EMPTY)
     n_owners = cells.owners.sum(axis=0)
@@ -49,7 +49,7 @@ def _style(letter: str) -> str:
     return "bold cyan" if letter == SHARED else _COLOURS[(ord(letter) - ord("A")) % len(_COLOURS)]
 
 
-def cell_dump(cells: CellsView) -> Text:
+def cell_dump(cells: CellsView | RecurrentView) -> Text:
     """Return the words in the colours of their owners, to be wrapped between words."""
     from rich.text import Text
 

@@ -17,8 +17,8 @@ from pykv.cli.console import notes, results, write_json
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pykv.cells import CellsView
     from pykv.runtime.replay import Report
+    from pykv.runtime.replay.side import Cells
     from pykv.runtime.trace.file import TraceFile
 
 EXAMPLE = "pykv replay fault.jsonl --type-k q8_0"
@@ -55,6 +55,10 @@ def command(
     reference_moves: Annotated[
         bool | None, _changed("--reference-moves/--own-moves", help="Move positions as llama.cpp does, or not.")
     ] = None,
+    swa_full: Annotated[
+        bool | None,
+        _changed("--swa-full/--window-only", help="Layers with a window keep all, or what it shows."),
+    ] = None,
     tolerance: Annotated[
         float | None,
         typer.Option("--tolerance", metavar="X", min=0, help="NMSE up to which rows are equal; else by the types."),
@@ -83,6 +87,7 @@ def command(
         flash_attn=flash,
         attention=None if attention is None else attention.value,
         reference_moves=reference_moves,
+        swa_full=swa_full,
     )
     read = read_trace(trace)
     path = None if model is None else model_path(model)
@@ -128,7 +133,7 @@ def _record(trace: TraceFile, report: Report, dump: bool) -> dict[str, object]:
         "difference": None if report.difference is None else _finite(asdict(report.difference)),
     }
     if dump:
-        record["cells"] = [[" ".join(cells.words()) for cells in side] for side in report.cells]
+        record["cells"] = [[" ".join(cells.words()) for cells in side.values()] for side in report.cells]
     return record
 
 
@@ -201,11 +206,11 @@ def _difference(report: Report) -> Any:
     return table
 
 
-def _dump(name: str, streams: list[CellsView]) -> None:
+def _dump(name: str, side: Cells) -> None:
     from pykv.cli.cellmap import cell_dump
 
     out = results()
-    for i, cells in enumerate(streams):
-        title = f"{name}, stream {i}" if len(streams) > 1 else name
+    for part, cells in side.items():
+        title = f"{name}, {part}" if part else name
         out.print(f"{title}: {cells.n_used} of {cells.n} cells used", style="bold", soft_wrap=True)
         out.print(cell_dump(cells))

@@ -24,6 +24,9 @@ from pykv.models.spec_record import spec_factors, spec_of
 from pykv.models.weights import Placement
 from pykv.typing import F32Array
 
+STAND_IN = "stand-in"
+"""The name of the architecture."""
+
 N_TOKENS = 251
 """Rows of the table, and tokens of the vocabulary. A prime, so that regular token ids do not fall together."""
 
@@ -59,7 +62,7 @@ class StandInShape:
         if len(layers) != len(self.n_head_by_layer):
             raise ParamError(f"n_head_by_layer names {len(self.n_head_by_layer)} layers, spec {len(layers)}")
         for il, (n_head, layer) in enumerate(zip(self.n_head_by_layer, layers, strict=True)):
-            if n_head < 1 or (layer.n_head_kv and n_head % layer.n_head_kv):
+            if layer.n_head_kv and (n_head < 1 or n_head % layer.n_head_kv):
                 raise ParamError(f"layer {il}: {layer.n_head_kv} KV heads cannot serve {n_head} query heads")
         if self.width > MAX_WIDTH:
             raise ParamError(f"the heads take {self.width} channels, at most {MAX_WIDTH} are possible")
@@ -171,9 +174,9 @@ def _table(n: int) -> F32Array:
 def _hparams(shape: StandInShape, spec: MemorySpec) -> HParams:
     first = next((layer for layer in spec.layers if layer.n_head_kv), None)
     if first is None:
-        raise ParamError("spec: no layer has K and V")
+        raise ParamError("spec: no layer has K and V, and nothing stands in for states; give the model itself")
     return HParams(
-        architecture="stand-in",
+        architecture=STAND_IN,
         n_layer=len(spec.layers),
         n_embd=shape.width,
         n_vocab=N_TOKENS,

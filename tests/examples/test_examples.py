@@ -75,7 +75,7 @@ def test_attention_shows_six_cells_of_falling_share(smollm2_path):
 
 
 def test_agents_md_maps_every_module_that_tests_share():
-    here = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "support").glob("*.py")}
+    here = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "support").rglob("*.py")}
     assert {path for path in mapped_files() if path.startswith("tests/support/")} == here
 
 

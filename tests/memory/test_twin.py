@@ -159,8 +159,8 @@ def test_one_search_serves_both() -> None:
 
 def test_an_index_that_is_only_read_has_no_mask() -> None:
     with make_twin() as twin:
-        shape = twin.full_shape(4)
-        part = twin.graph(Graph(Arena(64, 64)), shape, AttentionPlan.of(AttentionPath.FLASH))
+        plan = AttentionPlan.of(AttentionPath.FLASH)
+        part = twin.graph(Graph(Arena(64, 64)), twin.full_shapes(4, plan)[0], plan)
         part.index.get_k(0)
         assert "kq_mask" not in [one.tensor.name for one in part.inputs]
 

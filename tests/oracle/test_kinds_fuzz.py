@@ -1,6 +1,6 @@
 """Random programs of verbs and decodes on every kind of memory that llama.cpp has too, on pykv and on real llama.cpp.
 
-`PYKV_FUZZ_PROGRAMS`, `PYKV_FUZZ_SEED` and `PYKV_FUZZ_FAILURES` mean what they mean in `test_verbs_fuzz.py`; each kind has
+`PYKV_FUZZ_PROGRAMS`, `PYKV_FUZZ_SEED` and `PYKV_FUZZ_FAILURES` mean what they do in `test_verbs_fuzz.py`; each kind has
 its share of the programs, `-k <kind>` runs one.
 """
 
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         0.015,
         [
             Setting("gemma3-4l-w16-every2", 1, True, "f32", "f32", False, n_cells=512, swa_full=True),
-            Setting("gemma3-4l-w16-every2", 3, False, "f16", "f16", True, n_cells=512, swa_full=True),
+            Setting("gemma3-4l-w16-every2", 3, False, "f16", "f16", False, n_cells=512, swa_full=True),
             Setting("gemma2-4l-w32", 3, True, "f32", "f32", False, n_cells=512, swa_full=True),
         ],
     ),
@@ -47,12 +47,12 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
             Setting("gpt-oss-4l-w32", 1, True, "f32", "f32", False, n_cells=512),
             Setting("gpt-oss-4l-w32", 3, False, "f16", "f16", True, n_cells=512),
             Setting("gpt-oss-3l-wide-w16-8experts", 3, True, "f32", "f32", False, n_cells=768),
-            Setting("gpt-oss-4l-w32", 2, True, "f16", "f16", True, n_cells=512, swa_full=True),
+            Setting("gpt-oss-4l-w32", 2, True, "f16", "f16", False, n_cells=512, swa_full=True),
         ],
     ),
-    "layer reuse": (0.005, [Setting("gemma3n-22l-w32-f32", 2, True, "f32", "f32", False, n_cells=512)]),
+    "layer reuse": (0.002, [Setting("gemma3n-22l-w32-f32", 2, True, "f32", "f32", False, n_cells=512)]),
     "states": (
-        0.06,
+        0.03,
         [
             Setting("mamba2-4l", 1, True, "f32", "f32", False),
             Setting("mamba2-4l", 4, True, "f32", "f32", False),
@@ -63,7 +63,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         ],
     ),
     "states and cells": (
-        0.05,
+        0.03,
         [
             Setting("falcon-h1-3l", 1, True, "f32", "f32", False),
             Setting("falcon-h1-3l", 3, True, "f32", "f32", False),
@@ -73,7 +73,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         ],
     ),
     "states that go back": (
-        0.05,
+        0.02,
         [
             Setting("lfm2-4l", 1, True, "f32", "f32", False, n_rs_seq=4),
             Setting("lfm2-4l", 3, True, "f32", "f32", False, n_rs_seq=3),
@@ -81,7 +81,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         ],
     ),
     "states and windows": (
-        0.03,
+        0.015,
         [
             Setting("lfm2-4l-w16", 1, True, "f32", "f32", False, n_cells=512),
             Setting("lfm2-4l-w16", 3, False, "f32", "f32", False, n_cells=512),
@@ -89,7 +89,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         ],
     ),
     "keys alone": (
-        0.04,
+        0.015,
         [
             Setting("deepseek2-3l", 3, True, "f32", "f32", False),
             Setting("deepseek2-4l-qrank", 3, False, "f32", "f32", False),
@@ -97,7 +97,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         ],
     ),
     "slopes": (
-        0.03,
+        0.015,
         [
             Setting("bloom-3l-4heads", 3, True, "f32", "f32", False),
             Setting("bloom-3l-4heads", 3, False, "f16", "f16", True),
@@ -105,7 +105,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         ],
     ),
     "positions of several axes": (
-        0.03,
+        0.01,
         [
             Setting("qwen2vl-3l", 3, True, "f32", "f32", False),
             Setting("qwen2vl-3l", 3, False, "f16", "f16", True),
@@ -128,3 +128,5 @@ def test_random_programs_on_every_kind_of_memory(
         pytest.fail(f"seed {SEED}, {report.failure}", pytrace=False)
     with capsys.disabled():
         print(f"\n{kind}, seed {SEED}: {report}")
+    n_cut_short = sum(n for why, n in report.tally.items() if why.startswith("not compared"))
+    assert n_cut_short <= max(2, report.tally["programs"] / 4)

@@ -91,7 +91,7 @@ def test_recording_is_met_again(path):
     assert done == list(range(1, report.n_steps + 1))
     assert report.n_done == report.n_steps == 18
     # sequence 0 has 31 - 5 + 1 + 5 cells, sequence 1 has 32 + 10; they still share position 0
-    assert [cells.n_used for cells in report.cells[0]] == [32 + 42 - 1]
+    assert [cells.n_used for cells in report.cells[0].values()] == [32 + 42 - 1]
 
 
 CHANGES = {
@@ -227,7 +227,7 @@ def test_what_a_window_leaves_over_is_no_difference(tmp_path, kind):
     assert run(tmp_path / "t").difference is None
     report = run(tmp_path / "t", Changes(n_ctx=512))
     assert report.difference is None
-    assert report.cells[0][0].n_used < report.cells[1][0].n_used
+    assert report.cells[0][""].n_used < report.cells[1][""].n_used
 
 
 def test_a_batch_that_was_refused_once_and_fits_now(path, tmp_path):

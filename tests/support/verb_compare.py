@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from support.oracle import F32Array
 from support.verb_program import Call
-from support.verb_setting import Setting
+from support.verb_setting import MOVES, Setting
 
 from pykv.cells import SwaType, Window
 from pykv.memory import KVCache
@@ -90,22 +90,26 @@ class Comparison:
         return [end for i, window in parts for end in (mine if window is None else other)[i * n : (i + 1) * n]]
 
     def _why_no_more(self, call: Call, ours: Sequence[Gave], theirs: Sequence[Gave], i: int) -> str | None:
-        if self.keeps_alike or call["do"] != "decode" or ours[i].result != 0:
+        """Return why llama.cpp computes something else from call `i` on, as far as its windows tell."""
+        if call["do"] in MOVES and i and not self.keeps_alike:
+            before = ours[i - 1].ends, theirs[i - 1].ends
+            return "windows that have kept unlike tokens are moved" if before[0] != before[1] else None
+        if call["do"] != "decode" or ours[i].result != 0:
             return None
-        if theirs[i].result == 1 and any(self.windows):
+        if theirs[i].result == 1 and any(self.windows) and not self.keeps_alike:
             return "llama.cpp's window is full of what nobody sees"
-        seqs = {s for ids in call["seq"] for s in ids}
-        n = self.setting.n_seqs
+        begins = {s: p for ids, p in zip(reversed(call["seq"]), reversed(call["pos"]), strict=True) for s in ids}
         for part, window in enumerate(self.windows):
-            if window is None:
-                continue
-            for s in seqs:
-                (first, last), (their_first, their_last) = (
-                    pairs(gave[i - 1].ends)[part * n + s] for gave in (ours, theirs)
-                )
-                seen = max(first, int(window.span(last + 1)[0]))
-                if last >= seen and (their_last < last or their_first > seen):
+            for s, p in begins.items() if window is not None else ():
+                at = part * self.setting.n_seqs + s
+                mine, before, after = (pairs(gave.ends)[at] for gave in (ours[i - 1], theirs[i - 1], theirs[i]))
+                seen = max(mine[0], int(window.span(p)[0]), 0)
+                if mine[1] < seen:
+                    continue
+                if not self.keeps_alike and (before[1] < mine[1] or before[0] > seen):
                     return "llama.cpp's window lacks what it overwrote"
+                if after[0] > seen:
+                    return "llama.cpp's window loses in its search for room what the batch must see"
         return None
 
 
@@ -122,4 +126,10 @@ def worst_nmse(rows: F32Array, expected: F32Array) -> float:
 def shown(call: Call) -> str:
     if call["do"] != "decode":
         return f"{call['do']}({', '.join(map(str, call['args']))})"
-    return "decode " + " ".join(f"{ids}@{p}" for ids, p in zip(call["seq"], call["pos"], strict=True))
+    runs: list[list[Any]] = []
+    for ids, p in zip(call["seq"], call["pos"], strict=True):
+        if runs and runs[-1][0] == ids and runs[-1][2] == p - 1:
+            runs[-1][2] = p
+        else:
+            runs.append([ids, p, p])
+    return "decode " + " ".join(f"{ids}@{p}" if p == last else f"{ids}@{p}..{last}" for ids, p, last in runs)

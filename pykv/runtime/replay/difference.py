@@ -25,7 +25,7 @@ class Found:
 
     Attributes
     ----------
-    kind : "outcome", "positions", "cells", "tokens", "K", "V" or "logits".
+    kind : "outcome", "positions", "cells", "tokens", "K", "V", "R" and "S" of states, or "logits".
     where : what narrows it down: "seq", "layer", "pos", "row".
     first, second : what each side has.
     nmse, tolerance : of the row, where rows differ, and the most that counts as equal.
@@ -96,11 +96,22 @@ def differ_in_held(first: LiveRun, second: Side, seqs: Iterable[int], has_tokens
 
 
 def differ_in_rows(first: LiveRun, second: LiveRun, seqs: Iterable[int], distances: Distances) -> Found | None:
-    """Compare K and V of the sequences, layer by layer, the first layer that differs first."""
+    """Compare K and V of the sequences, layer by layer, the first layer that differs first; then their states."""
     full = sorted(seq for seq in seqs if len(first.positions(seq)))
     for place in (_Place(kind, il, seq) for il in first.layers for kind in ("K", "V") for seq in full):
         most = distances.tolerance.stored if place.layer == first.layers[0] else distances.tolerance.spread
         found = _differ_at(place, first.rows(*place), second.rows(*place), distances, most)
+        if found is not None:
+            return found
+    return _differ_in_states(first, second, seqs, distances)
+
+
+def _differ_in_states(first: LiveRun, second: LiveRun, seqs: Iterable[int], distances: Distances) -> Found | None:
+    if first.stateful != second.stateful:
+        return None
+    full = sorted(seq for seq in seqs if first.context.memory.pos_max(seq) >= 0)
+    for place in (_Place(kind, il, seq) for kind, il in first.stateful for seq in full):
+        found = _differ_at(place, first.state(*place), second.state(*place), distances, distances.tolerance.spread)
         if found is not None:
             return found
     return None

@@ -36,7 +36,7 @@ class Distances:
     Attributes
     ----------
     step : number of the step that is being compared.
-    farthest : by kind, "K", "V" or "logits".
+    farthest : by kind, "K", "V", "R", "S" or "logits".
     n_rows, n_top_differ : rows of logits compared, and in how many of them another token is the likeliest.
     """
 

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
-from pykv.cells import CellsView
 from pykv.errors import ParamError, TraceError
 from pykv.runtime.replay.difference import Difference
 from pykv.runtime.replay.distance import Distances
-from pykv.runtime.replay.left_out import THINGS, left_out
+from pykv.runtime.replay.left_out import left_out, things
 from pykv.runtime.replay.lockstep import Lockstep
 from pykv.runtime.replay.setup import Changes, ModelPath, Settings, described, effects, open_run, recorded
-from pykv.runtime.replay.side import LiveRun, Recording, Side
+from pykv.runtime.replay.side import Cells, LiveRun, Recording, Side
 from pykv.runtime.replay.tolerance import Tolerance
 from pykv.runtime.trace.file import TraceFile
 from pykv.runtime.trace.header import TraceHeader
@@ -32,28 +31,30 @@ class Report:
     n_steps, n_done : steps of the trace, and how many were run.
     first, second : what ran on each side, by name.
     is_recording : the second side is the recording.
-    left_out : what was not compared, and why.
+    things : what can be compared.
+    left_out : what of it was not compared, and why.
     notes : changes that came to something else than they seem to say.
     distances : how far rows lay apart, and up to which distance they count as equal.
     difference : the first, None if there is none.
-    cells : of each side that ran, the cells of each stream at the end.
+    cells : of each side that ran, the cells at the end, by part and stream.
     """
 
     n_steps: int
     first: Settings
     second: Settings
     is_recording: bool
+    things: tuple[str, ...]
     left_out: dict[str, str]
     notes: list[str]
     distances: Distances
     n_done: int = 0
     difference: Difference | None = None
-    cells: list[list[CellsView]] = field(default_factory=list)
+    cells: list[Cells] = field(default_factory=list)
 
     @property
     def compared(self) -> list[str]:
         """What was compared."""
-        return [thing for thing in THINGS if thing not in self.left_out]
+        return [thing for thing in self.things if thing not in self.left_out]
 
 
 def replay(
@@ -86,7 +87,7 @@ def replay(
     limit = _limit(tolerance)
     with ExitStack() as stack:
         first = stack.enter_context(closing(open_run(header, Changes(), model, n_threads)))
-        second: LiveRun | Recording = Recording(first.context.memory.spec.window)
+        second: LiveRun | Recording = Recording(first.window)
         if changes:
             second = stack.enter_context(closing(open_run(header, changes, model, n_threads)))
         distances = Distances(limit or _tolerance(header, first, second, model is not None))
@@ -95,6 +96,7 @@ def replay(
             first=described(first, model),
             second=described(second, changes.model or model) if isinstance(second, LiveRun) else recorded(header),
             is_recording=isinstance(second, Recording),
+            things=things(first),
             left_out=left_out(header, first, second),
             notes=[],
             distances=distances,

@@ -9,7 +9,9 @@ from typing import cast
 
 from pykv.errors import ParamError
 from pykv.ggml import Device, DType, cpu_device, devices, find_device
-from pykv.memory import AttentionPlan
+from pykv.memory import AttentionPlan, MemorySpec
+from pykv.memory.kinds import has_states, is_windowed
+from pykv.models.spec_record import spec_of
 from pykv.models.stand_in import StandIn
 from pykv.runtime.context import Context
 from pykv.runtime.model import Model
@@ -37,6 +39,7 @@ class Changes:
     flash_attn: FlashAttn | None = None
     attention: Attention | None = None
     reference_moves: bool | None = None
+    swa_full: bool | None = None
 
     @property
     def params(self) -> dict[str, object]:
@@ -109,18 +112,21 @@ def described(run: LiveRun, path: ModelPath | None) -> Settings:
     context = run.context
     names = dict.fromkeys(device.name for device in context.model.placement.layers)
     return {"model": "stand-in" if path is None else Path(path).name, "device": ", ".join(names)} | _settings(
-        context.params, context.attention
+        context.params, context.attention, context.memory.spec
     )
 
 
 def recorded(header: TraceHeader) -> Settings:
     """Return what ran when the trace was recorded, by name."""
     model = header.model.file or header.model.architecture
-    return {"model": model, "device": ", ".join(header.devices)} | _settings(header.params, header.attention)
+    return {"model": model, "device": ", ".join(header.devices)} | _settings(
+        header.params, header.attention, spec_of(header.model.shape.spec)
+    )
 
 
-def _settings(params: ContextParams | ResolvedParams, attention: AttentionPlan) -> Settings:
-    names = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "type_k", "type_v", "reference_moves")
+def _settings(params: ContextParams | ResolvedParams, attention: AttentionPlan, spec: MemorySpec) -> Settings:
+    names = ["n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "type_k", "type_v", "reference_moves"]
+    names += ["swa_full"] * is_windowed(spec) + ["n_rs_seq"] * has_states(spec)
     shown = {name: getattr(params, name) for name in names}
     shown["attention"] = " and ".join(attention.names)
     return {name: value.label if isinstance(value, DType) else value for name, value in shown.items()}
@@ -131,6 +137,9 @@ def effects(changes: Changes, first: Settings, second: Settings) -> list[str]:
     notes = []
     for name in (f.name for f in fields(changes) if getattr(changes, f.name) is not None):
         shown = "attention" if name == "flash_attn" else name
+        if shown not in first:
+            notes.append(f"{name}: no layer has a window, so that this changes nothing")
+            continue
         if name == "n_ctx" and changes.n_ctx not in (0, second[name]):
             notes.append(f"n_ctx: {changes.n_ctx} is rounded up to {second[name]}")
         if name != "model" and first[shown] == second[shown]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from pykv.batch import Batch
-from pykv.cells import NO_WINDOW, CellsView, SwaType, Window
+from pykv.cells import NO_WINDOW, CellsView, RecurrentView, SwaType, Window
 from pykv.errors import ComputeCancelled
+from pykv.memory import HybridMemory, ISWACache, Memory
 from pykv.memory.kinds import is_windowed
+from pykv.models.stand_in import STAND_IN
 from pykv.runtime.context import Context
 from pykv.runtime.trace.fingerprint import Fingerprint
 from pykv.runtime.trace.header import TraceHeader
@@ -21,6 +23,10 @@ from pykv.typing import F32Array, I32Array, I64Array
 
 NO_TOKEN = -1
 """Stands for every token that the recorded vocabulary lacked: it is refused everywhere."""
+
+
+Cells = dict[str, CellsView | RecurrentView]
+"""Name of a part, of a stream, or of both → its cells; "" where there is only one."""
 
 
 class Side(Protocol):
@@ -71,12 +77,13 @@ class LiveRun:
 
     Attributes
     ----------
+    window : behind which it depends on the layout how much is left; none where other layers keep all.
     logits : rows of the last step if it was a decode that went well, else None.
     """
 
     def __init__(self, context: Context, header: TraceHeader, close: Callable[[], None]) -> None:
         self.context, self._header, self._close = context, header, close
-        self._window = NO_WINDOW if is_windowed(context.memory.spec) else context.memory.spec.window
+        self.window = NO_WINDOW if is_windowed(context.memory.spec) else context.memory.spec.window
         self.logits: F32Array | None = None
 
     def do(self, step: Step) -> Outcome:
@@ -93,7 +100,7 @@ class LiveRun:
         return OK
 
     def ranges(self) -> Ranges:
-        return _seen_ends(ranges(self.context.memory), self._window)
+        return _seen_ends(ranges(self.context.memory), self.window)
 
     def fingerprints(self) -> tuple[Fingerprint, ...]:
         return () if self.logits is None else tuple(map(Fingerprint.of, self.logits))
@@ -105,6 +112,14 @@ class LiveRun:
     def layers(self) -> list[int]:
         """The layers that have K and V."""
         return [il for il, layer in enumerate(self.context.memory.spec.layers) if layer.n_head_kv]
+
+    @property
+    def stateful(self) -> list[tuple[str, int]]:
+        """What states are computed: recent inputs ("R") and states ("S"), each with its layer; none by a stand-in."""
+        if self.context.model.hparams.architecture == STAND_IN:
+            return []
+        states = [(il, layer.state) for il, layer in enumerate(self.context.memory.spec.layers) if layer.state]
+        return [(kind, il) for il, one in states for kind, n in (("R", one.n_embd_r), ("S", one.n_embd_s)) if n]
 
     def positions(self, seq: int, il: int | None = None) -> I32Array:
         """Return the positions of a sequence that a next token may look at in a layer, ascending, one for each cell."""
@@ -123,9 +138,15 @@ class LiveRun:
             values = np.add.reduceat(values, starts, axis=0)
         return unique, values
 
-    def cells(self) -> list[CellsView]:
-        """Return the cells of each stream."""
-        return [self.context.memory.cells(s) for s in range(self.context.memory.n_stream)]
+    def state(self, kind: str, il: int, seq: int) -> tuple[I32Array, F32Array]:
+        """Return the position (1,) behind which a sequence's state stands, and its "R" or "S" in a layer, (1, n)."""
+        memory: Any = self.context.memory
+        row = (memory.r if kind == "R" else memory.s)(il, seq)
+        return np.array([memory.pos_max(seq)], np.int32), row[None]
+
+    def cells(self) -> Cells:
+        """Return the cells of each stream of each part, by name."""
+        return dict(_cells(self.context.memory, []))
 
     def close(self) -> None:
         self.context.close()
@@ -163,6 +184,18 @@ class LiveRun:
         tokens = (pos * 7919 + first * 31 + 17) % n_vocab
         tokens[list(step.outside)] = NO_TOKEN
         return tokens
+
+
+def _cells(memory: Memory, names: list[str]) -> Iterator[tuple[str, CellsView | RecurrentView]]:
+    if isinstance(memory, HybridMemory):
+        yield from _cells(memory.attention, names)
+        yield from _cells(memory.recurrent, [*names, "states"])
+    elif isinstance(memory, ISWACache):
+        yield from _cells(memory.base, [*names, "without a window"])
+        yield from _cells(memory.swa, [*names, "with a window"])
+    else:
+        for stream in range(memory.n_stream):
+            yield ", ".join([*names, f"stream {stream}"] if memory.n_stream > 1 else names), memory.cells(stream)
 
 
 def _argument(arg: object) -> object:
