@@ -127,6 +127,7 @@ def has_doubles(naive: NaiveSequences) -> bool:
 
 def decode(memory: Memory, naive: NaiveSequences, s: int, n: int) -> None:
     """Continue a sequence by some tokens if it can be; else nothing has changed, and it is said from where it can."""
+    memory.update()  # which a batch begins with, whatever becomes of it
     first, before = memory.pos_max(s) + 1, everything(memory)
     try:
         is_stored = store(memory, run(s, range(first, first + n)))
