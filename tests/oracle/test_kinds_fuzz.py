@@ -108,7 +108,7 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
         0.01,
         [
             Setting("qwen2vl-3l", 3, True, "f32", "f32", False),
-            Setting("qwen2vl-3l", 3, False, "f16", "f16", False),
+            Setting("qwen2vl-3l", 3, False, "f32", "f16", False),
         ],
     ),
 }

@@ -249,8 +249,8 @@ def _batch(wanted: dict[str, Any]) -> tuple[Any, list[Any]]:
     return batch, [tokens, embd, pos, ids, n_ids, pointers, flags]
 
 
-# llama.cpp's C interface tells no KV sizes, its log rounds to 0.01 MiB, and of a memory made of parts it tells only what
-# the whole says; but the C++ methods are exported
+# llama.cpp's C interface tells no KV sizes, its log rounds to 0.01 MiB, and of a memory made of parts it tells only
+# what the whole says; but the C++ methods are exported
 
 
 def _size_method(cls: str, method: str, result: Any) -> Any:
@@ -289,7 +289,7 @@ def _ends(cls: str, part: int, n_seqs: int) -> list[int]:
         end = lc._lib[f"_ZNK{len(cls)}{cls}{len(name)}{name}Ei"]
         end.restype, end.argtypes = ctypes.c_int32, [ctypes.c_void_p, ctypes.c_int32]
         ends.append([end(part, seq_id) for seq_id in range(n_seqs)])
-    return [one for pair in zip(*ends) for one in pair]
+    return [one for pair in zip(*ends, strict=True) for one in pair]
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
