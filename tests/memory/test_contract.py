@@ -105,7 +105,11 @@ def agree(memory: Memory, naive: NaiveSequences) -> None:
     memory.check()
     for s in range(N_SEQ):
         pos = sorted({p for p, _ in naive.rows(s)})
-        assert memory.pos_max(s) == (pos[-1] if pos else -1), f"sequence {s}"
+        if isinstance(memory, KVCache) and memory.spec.window.type is not SwaType.NONE:
+            # what it hid may have been overwritten: a cut that brings it back into sight finds less, or nothing
+            assert memory.pos_max(s) in (-1, *pos), f"sequence {s}"
+        else:
+            assert memory.pos_max(s) == (pos[-1] if pos else -1), f"sequence {s}"
         for leaf in leaves(memory):
             if isinstance(leaf, RecurrentMemory):
                 assert leaf.pos_max(s) == memory.pos_max(s), f"state of sequence {s}"
@@ -134,7 +138,8 @@ def decode(memory: Memory, naive: NaiveSequences, s: int, n: int) -> None:
     except BatchError as error:
         answer = memory.resumable(s, first)
         is_told = has_doubles(naive) or f"from {answer.largest} on" in str(error)
-        assert (bool(answer), is_told, everything(memory) == before) == (False, True, True), error  # noqa: PT017
+        is_refused = has_doubles(naive) or not answer  # of two tokens at one position one may be lost
+        assert (is_refused, is_told, everything(memory) == before) == (True, True, True), error  # noqa: PT017
         return
     if not is_stored:
         assert has_doubles(naive), "nothing else overfills a window"

@@ -249,8 +249,8 @@ def _batch(wanted: dict[str, Any]) -> tuple[Any, list[Any]]:
     return batch, [tokens, embd, pos, ids, n_ids, pointers, flags]
 
 
-# llama.cpp's C interface tells no KV sizes, its log rounds to 0.01 MiB, and of a memory of parts it tells only what
-# the whole says; but the C++ methods are exported
+# llama.cpp's C interface tells no KV sizes, its log rounds to 0.01 MiB, and of a memory made of parts it tells only
+# what the whole says; but the C++ methods are exported
 
 
 def _size_method(cls: str, method: str, result: Any) -> Any:

@@ -67,7 +67,7 @@ def rollback_of_a_shared_state(at: Situation) -> bool:
 
 
 def rollback_by_positions(at: Situation) -> bool:
-    """llama.cpp counts the states that it has kept by positions, whether or not a batch left one at each of them."""
+    """llama.cpp counts back by positions, whether or not a token is at each of them, and a state of it was kept."""
     if not (at.setting.n_rs_seq > 0 and _rolls_back(at)):
         return False
     assert at.states is not None
@@ -75,7 +75,7 @@ def rollback_by_positions(at: Situation) -> bool:
     for s in _removed_from(at):
         back = table.pos(s) - (p0 - 1)
         theirs = back if not table.plane[s] and back <= at.setting.n_rs_seq else None
-        if table.steps_back(s, p0) != theirs:
+        if table.steps_back(s, p0) != theirs or (theirs and table.trail[s][theirs] != p0 - 1):
             return True
     return False
 
