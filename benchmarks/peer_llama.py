@@ -65,6 +65,7 @@ class LlamaSide:
         params = lc.llama_context_default_params()
         params.n_ubatch = n_ubatch
         params.n_ctx, params.n_seq_max, params.kv_unified = n_ctx, 4, True
+        params.swa_full = False  # as pykv has it: the window is all that is ever read
         params.n_threads = params.n_threads_batch = n_threads
         params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[flash]
         params.no_perf = True
