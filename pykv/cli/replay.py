@@ -118,6 +118,7 @@ def _record(trace: TraceFile, report: Report, dump: bool) -> dict[str, object]:
     record: dict[str, object] = {
         "trace": str(trace.path),
         "is_cut": trace.is_cut,
+        "ended": trace.ended,
         "n_steps": report.n_steps,
         "n_done": report.n_done,
         "first": report.first,
@@ -166,6 +167,8 @@ def _facts(trace: TraceFile, report: Report) -> Iterator[str]:
     distances = report.distances
     if trace.is_cut:
         yield "the last line of the trace is cut off and was left out"
+    if trace.ended is not None:
+        yield f"the trace ended early, what came afterwards is not in it: {trace.ended}"
     yield from report.notes
     yield f"compared: {', '.join(report.compared)}"
     for thing, why in report.left_out.items():

@@ -186,7 +186,7 @@ class Context:
 
         Returns
         -------
-        The recording; it ends when it or the context is closed.
+        The recording; it ends when it or the context is closed, and early at ``memory.restore``, which the file notes.
 
         Raises
         ------

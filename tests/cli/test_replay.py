@@ -171,6 +171,17 @@ def test_cut_trace_says_so(path, tmp_path):
     assert "no difference in 4 steps" in result.stdout
 
 
+def test_trace_that_ended_early_says_so(path, tmp_path):
+    """Told as if it were all there was: no difference, and not a word more."""
+    ended = tmp_path / "ended"
+    ended.write_text(Path(path).read_text() + '{"ended":"restore: by a test"}\n')
+    said = replay(str(ended))
+    assert (said.exit_code, said.stdout.splitlines()[-1]) == (0, "no difference in 5 steps")
+    assert "the trace ended early, what came afterwards is not in it: restore: by a test\n" in said.stdout
+    assert json.loads(replay(str(ended), "--json").stdout)["ended"] == "restore: by a test"
+    assert json.loads(replay(path, "--json").stdout)["ended"] is None
+
+
 RECORDS = "ctx.trace(path) records a trace"
 
 

@@ -449,6 +449,19 @@ def test_a_full_disk_where_warnings_are_errors(path):
         assert context.logits.shape == (1, 251)
 
 
+def test_a_trace_that_ended_early_had_no_mark(path):
+    with open_stand_in() as context, context.trace(path) as trace:
+        context.decode(pykv.Batch([1, 2]))
+        kept = context.memory.snapshot(0)
+        with pytest.warns(RuntimeWarning, match="the trace ends here: restore"):
+            context.memory.restore(0, kept)
+        context.decode(pykv.Batch([3]))
+        assert trace.closed
+    assert lines(path)[-1] == {"ended": "restore: a snapshot was put back, whose rows a trace does not hold"}
+    read = read_trace(path)
+    assert (len(read.steps), read.ended) == (1, lines(path)[-1]["ended"])
+
+
 # reading
 
 
@@ -481,6 +494,7 @@ def test_what_was_written_is_read(path, written):
     assert verb == VerbStep("seq_rm", (0, 0, 1), Outcome(True), {1: (0, 0)}, {}, line=3)
     assert (str(decode), str(verb)) == ("decode of 2 tokens of sequence 0, 1", "seq_rm(0, 0, 1)")
     assert not read.is_cut
+    assert read.ended is None
 
 
 @pytest.mark.parametrize("n_lost", [1, 2, 40])
@@ -519,6 +533,8 @@ DAMAGE = {
     "huge": (b'"tokens":[5,7]', b'"tokens":[5,99999999999]', "line 2: tokens="),
     "outputs": (b'"out":[1]', b'"out":[2]', r"line 2: out=\[2\] must name some of 2 tokens"),
     "fingerprint": (b'"rows":[[', b'"rows":[[1,', "line 2: .* is no fingerprint"),
+    "end without reason": (b"\n", b'\n{"ended":5}\n', "line 2: ended=5 must be a text"),
+    "step after the end": (b"\n", b'\n{"ended":"by a test"}\n', "line 3: the trace ended before it: by a test"),
     "ends": (b'"seen":{"1":[0,0]}', b'"seen":{"1":[0]}', "line 3: "),
 }
 

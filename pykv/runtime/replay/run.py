@@ -123,7 +123,8 @@ def _run(trace: TraceFile, pair: Lockstep, report: Report, on_step: Callable[[in
 
 def _check(trace: TraceFile, changes: Changes, model: ModelPath | None) -> None:
     if not trace.steps:
-        raise TraceError(f"{trace.path}: the trace holds no step")
+        why = "" if trace.ended is None else f"; it ended early: {trace.ended}"
+        raise TraceError(f"{trace.path}: the trace holds no step{why}")
     if changes.model is not None and model is None:
         raise ParamError(f"other model {changes.model}: it is compared with another one; give --model too")
 

@@ -4,9 +4,11 @@
     {"do": "decode", "tokens": [5], "pos": [0], "seq": [[0]], "out": [0], "outcome": "ok", "seen": {"0": [0, 0]},
      "cells": {"0": [1, 3001264721, 2254720147]}, ...}
     {"do": "seq_rm", "args": [0, 1, -1], "outcome": true, "seen": {"0": [0, 0]}}
+    {"ended": "restore: ..."}
 
 ``seen`` are the smallest and largest positions of all sequences afterwards; ``cells``, for those that the step touched,
-how many there are and hashes of what is in them, see `Held`; ``rows`` fingerprints of the logits.
+how many there are and hashes of what is in them, see `Held`; ``rows`` fingerprints of the logits. ``ended`` is the last
+line of a trace that stopped while its context went on.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from pykv.errors import PykvError, TraceError
+from pykv.runtime.trace.fields import taken
 from pykv.runtime.trace.header import TraceHeader
-from pykv.runtime.trace.step import Step, step_from_record
+from pykv.runtime.trace.step import ENDED, Step, step_from_record
 from pykv.runtime.trace.trace_path import require_regular, trace_path
 
 _OPENING = b'{"pykv_trace"'
@@ -33,12 +36,14 @@ class TraceFile:
     Attributes
     ----------
     is_cut : the last line was written only in part, as after a crash; it is left out of `steps`.
+    ended : why recording stopped while the context went on; None = it was closed, or broke off.
     """
 
     path: Path
     header: TraceHeader
     steps: tuple[Step, ...]
     is_cut: bool
+    ended: str | None = None
 
 
 def read_trace(path: str | bytes | os.PathLike[Any]) -> TraceFile:
@@ -69,10 +74,16 @@ def _read(path: Path, lines: Iterable[bytes]) -> TraceFile:
     with _naming(path, line):
         header = TraceHeader.from_record(first)
     steps: list[Step] = []
+    ended: str | None = None
     for line, record in records:
         with _naming(path, line):
-            steps.append(step_from_record(record, line))
-    return TraceFile(path, header, tuple(steps), records.is_cut)
+            if ended is not None:
+                raise ValueError(f"the trace ended before it: {ended}")
+            if ENDED in record:
+                ended = taken(record, ENDED, str)
+            else:
+                steps.append(step_from_record(record, line))
+    return TraceFile(path, header, tuple(steps), records.is_cut, ended)
 
 
 class _Records:

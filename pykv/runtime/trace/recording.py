@@ -20,7 +20,7 @@ from pykv.errors import TraceError
 from pykv.runtime.trace.header import TraceHeader
 from pykv.runtime.trace.heard_batch import HeardBatch
 from pykv.runtime.trace.held import held, ranges
-from pykv.runtime.trace.step import DecodeStep, Step, VerbStep
+from pykv.runtime.trace.step import ENDED, DecodeStep, Step, VerbStep
 from pykv.runtime.trace.trace_path import require_regular, trace_path
 from pykv.typing import F32Array
 
@@ -36,7 +36,8 @@ class Trace:
 
     One JSON object a line, on disk as soon as the step is done: after a crash the file holds all that came before.
     What is no batch or verb is not seen: other contexts, data written from outside, and reads such as `KVCache.k`,
-    which carry out pending moves earlier than the next batch would. Restoring a snapshot ends it.
+    which carry out pending moves earlier than the next batch would. Restoring a snapshot ends it; the last line of the
+    file then says why.
 
     Attributes
     ----------
@@ -125,7 +126,7 @@ class Trace:
     def _hear_verb(self, name: str, args: tuple[object, ...], result: object) -> None:
         if name == "restore":
             if not isinstance(result, Exception):  # one that was refused has changed nothing
-                self._give_up("restore: a snapshot was put back, whose rows a trace does not hold")
+                self._end_early("restore: a snapshot was put back, whose rows a trace does not hold")
             return
         self._write_step(name, lambda: VerbStep.of(name, args, result, ranges(self._memory)))
 
@@ -136,7 +137,7 @@ class Trace:
             step = make()
             record = replace(step, held=held(self._memory, step.seqs, self._has_tokens)).record()
         except Exception as error:  # what a caller passed is of no kind that can be written down
-            self._give_up(f"{name}: {type(error).__name__}")
+            self._end_early(f"{name}: {type(error).__name__}")
             return
         if self._write(record):
             self.n_steps += 1
@@ -150,6 +151,11 @@ class Trace:
             self._give_up(error.strerror or str(error))
             return False
         return True
+
+    def _end_early(self, why: str) -> None:
+        """Leave a mark in the file, so that a replay does not take it for all there was, and stop."""
+        if not self.closed and self._write({ENDED: why}):
+            self._give_up(why)
 
     def _give_up(self, why: str) -> None:
         """Warn and stop, but fail nobody: the step itself is done."""

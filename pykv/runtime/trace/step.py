@@ -18,6 +18,9 @@ OK = Outcome()
 VERBS = {"clear": 1, "seq_rm": 3, "seq_cp": 4, "seq_keep": 1, "seq_add": 4, "seq_div": 4}
 """Verbs that a trace holds, and how many arguments each takes."""
 
+ENDED = "ended"
+"""What the last line of a trace has instead of a step, if recording stopped while the context went on: the reason."""
+
 
 @dataclass(frozen=True)
 class VerbStep:
