@@ -130,6 +130,7 @@ class States(RuleBasedStateMachine):
             assert slot.s_copy.tolist() == s_copy
         else:
             self.adopt()
+        self.follow()  # the next ubatch may be of sequences that shared a cell which is in plane 0 now
 
     def agree(self) -> bool:
         """Whether the owners of every cell read the same plane, as llama.cpp takes for granted."""
@@ -330,6 +331,25 @@ class States(RuleBasedStateMachine):
         assert table.tail == [cell.tail for cell in self.naive.cells[:N_SEQ]]
         assert (table.head, table.used) == (self.naive.head, self.naive.used)
         self.follow()
+
+
+def test_a_sequence_that_leaves_a_coupled_ubatch_after_a_rollback_reads_the_latest_state() -> None:
+    """It had been taken back before it was coupled; the next ubatch of the same batch is of it alone."""
+    cells, rows = RecurrentCells(4, 4, 1), Rows(4, 1)
+
+    def compute(made: list[tuple[list[tuple[int, ...]], list[list[int]], int]]) -> None:
+        ubatches = [
+            ubatch([(ids, pos + i) for ids, new in zip(sets, tokens, strict=True) for i in range(len(new))], equal=True)
+            for sets, tokens, pos in made
+        ]
+        for slot, (_, tokens, _) in zip(cells.prepare(ubatches), made, strict=True):
+            cells.apply(slot)
+            rows.compute(slot, tokens)
+
+    compute([([(0,)], [[10, 11]], 0), ([(1,)], [[20, 21]], 0)])
+    assert cells.seq_rm(1, 1, -1)
+    compute([([(0, 1)], [[12]], 2), ([(1,)], [[22]], 3)])
+    assert [rows.rows[cells.row(s) or 0] for s in (0, 1)] == [(10, 11, 12), (10, 11, 12, 22)]
 
 
 @pytest.mark.parametrize("n_rs_seq", [0, 1, 3])
