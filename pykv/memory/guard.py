@@ -10,7 +10,7 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
-from pykv.errors import ConcurrentUseError
+from pykv.errors import ConcurrentUseError, ParamError
 from pykv.ggml import CancelFlag, HeldInterrupt
 
 
@@ -56,25 +56,33 @@ class Guard:
         """Return the guard of a part of the memory."""
         return InnerGuard(self)
 
+    def require_whole(self, verb: str) -> None:
+        """Raise `ParamError` if this is the guard of a part, which `verb` must not change on its own."""
+
     @property
     def _is_mine(self) -> bool:
         return self._thread == threading.get_ident()
 
 
 class InnerGuard(Guard):
-    """The guard of a part: lets in whoever has entered the whole, and makes all others enter that."""
+    """The guard of a part: whoever enters it enters that of the whole.
+
+    It lets nobody in who has entered already, since that may be what this thread interrupts: the whole takes
+    steps of its parts, see `verb.step`, which enter nothing.
+    """
 
     def __init__(self, whole: Guard) -> None:
         self.flag, self._whole = whole.flag, whole
-        self._entered: list[AbstractContextManager[None]] = []
 
     def __enter__(self) -> None:
-        entering = self._whole.entered()
-        entering.__enter__()
-        self._entered.append(entering)
+        self._whole.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._entered.pop().__exit__(kind, error, tb)
+        self._whole.__exit__(kind, error, tb)
+
+    def require_whole(self, verb: str) -> None:
+        """See `Guard.require_whole`."""
+        raise ParamError(f"{verb}: this is a part of a memory, which changes as a whole; call the verb of the whole")
 
     @property
     def _is_mine(self) -> bool:

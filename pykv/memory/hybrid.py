@@ -25,7 +25,7 @@ from pykv.memory.recurrent_graph import RecurrentGraph
 from pykv.memory.shift_support import ShiftSupport
 from pykv.memory.spec import MemorySpec
 from pykv.memory.stored_kv import StoredKV
-from pykv.memory.verb import verb
+from pykv.memory.verb import read, step, verb
 from pykv.typing import BoolArray, F32Array, I32Array
 
 
@@ -107,7 +107,7 @@ class HybridMemory(MemoryParts):
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
         """Remove a range of a sequence, or of all with -1; False, with nothing changed, if a state cannot go back."""
         # differs from llama.cpp: -1 is every sequence here too (there: refused, since states know no such thing)
-        return self.recurrent.seq_rm(seq_id, p0, p1) and self.attention.seq_rm(seq_id, p0, p1)
+        return step(self.recurrent.seq_rm)(seq_id, p0, p1) and step(self.attention.seq_rm)(seq_id, p0, p1)
 
     @verb
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
@@ -126,8 +126,8 @@ class HybridMemory(MemoryParts):
     def _become(self, part: Part, src: int, dst: int, p0: int, p1: int) -> None:
         if part is self.attention:
             # differs from llama.cpp: there what dst held stays beside what it gets, although its state is that of src
-            part.seq_rm(dst)
-        part.seq_cp(src, dst, p0, p1)
+            step(part.seq_rm)(dst)
+        step(part.seq_cp)(src, dst, p0, p1)
 
     def pos_min(self, seq_id: int) -> int:
         """Return the smallest position that both parts have, -1 if the sequence is empty: a state has only its last."""
@@ -175,9 +175,16 @@ class HybridMemory(MemoryParts):
         """Return the positions that a query at `pos` attends to, ascending, by kind of layer."""
         return self.attention.visible(seq_id, pos)
 
+    @read
     def dump(self, stream: int = 0) -> str:
         """Return the cells of both parts; see `StoredKV.dump` and `RecurrentMemory.dump`."""
-        return f"{self.attention.dump(stream)}\nstates {self.recurrent.dump()}"
+        return f"{step(self.attention.dump)(stream)}\nstates {step(self.recurrent.dump)()}"
+
+    def check_ends(self) -> None:
+        """Verify that no state is that of a token behind the last one whose K and V are stored."""
+        for seq_id in range(self.n_seq_max):
+            state, last = self.recurrent.pos_max(seq_id), self.attention.pos_max(seq_id)
+            assert state <= last, f"sequence {seq_id}: its state ends at {state}, and what is attended to at {last}"
 
 
 class HybridContext(PartsContext):
@@ -194,7 +201,7 @@ class HybridContext(PartsContext):
         """
         self._kv.retract(i)
         for seq_id in self._states.retract(i):
-            self._memory.attention.seq_rm(seq_id)
+            step(self._memory.attention.seq_rm)(seq_id)
 
 
 class HybridGraph(MemoryGraph):

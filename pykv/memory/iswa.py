@@ -30,7 +30,7 @@ from pykv.memory.shift_support import ShiftSupport
 from pykv.memory.snapshot import Piece
 from pykv.memory.spec import MemorySpec
 from pykv.memory.stored_kv import StoredKV
-from pykv.memory.verb import verb
+from pykv.memory.verb import read, step, verb
 from pykv.typing import BoolArray, F32Array, I32Array
 
 PAD = 256
@@ -178,26 +178,26 @@ class ISWACache(MemoryParts):
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
         """Remove a range of a sequence, or of all sequences with -1. Always True."""
         for part in self.parts:
-            part.seq_rm(seq_id, p0, p1)
+            step(part.seq_rm)(seq_id, p0, p1)
         self._suspect(seq_id)
         return True
 
     @verb
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Let `dst` hold a range of `src` too, in both caches or in none; errors as in `KVCache.seq_cp`."""
-        self._all_or_none(lambda part: self._with_room(part, lambda: part.seq_cp(src, dst, p0, p1)))
+        self._all_or_none(lambda part: self._with_room(part, lambda: step(part.seq_cp)(src, dst, p0, p1)))
         self._suspect(dst)
 
     @verb
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Move the positions of a range by `delta`, in both caches or in none; errors as in `KVCache.seq_add`."""
-        self._all_or_none(lambda part: self._with_room(part, lambda: part.seq_add(seq_id, p0, p1, delta)))
+        self._all_or_none(lambda part: self._with_room(part, lambda: step(part.seq_add)(seq_id, p0, p1, delta)))
         self._suspect(seq_id)
 
     @verb
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Divide the positions of a range by `d`, in both caches or in none; errors as in `KVCache.seq_add`."""
-        self._all_or_none(lambda part: self._with_room(part, lambda: part.seq_div(seq_id, p0, p1, d)))
+        self._all_or_none(lambda part: self._with_room(part, lambda: step(part.seq_div)(seq_id, p0, p1, d)))
         self._suspect(seq_id)
 
     def pos_min(self, seq_id: int) -> int:
@@ -263,13 +263,25 @@ class ISWACache(MemoryParts):
         """Return the cells of one stream of `base`; those of the window are ``swa.cells()``."""
         return self.base.cells(stream)
 
+    @read
     def visible(self, seq_id: int, pos: int) -> dict[str, I32Array]:
         """Return the positions that a query at `pos` attends to, ascending, by kind of layer."""
-        return self.base.visible(seq_id, pos) | self.swa.visible(seq_id, pos)
+        return step(self.base.visible)(seq_id, pos) | step(self.swa.visible)(seq_id, pos)
 
+    @read
     def dump(self, stream: int = 0) -> str:
         """Return the cells of both caches, a line each; see `StoredKV.dump`."""
-        return f"base {self.base.dump(stream)}\nswa  {self.swa.dump(stream)}"
+        return f"base {step(self.base.dump)(stream)}\nswa  {step(self.swa.dump)(stream)}"
+
+    def check_ends(self) -> None:
+        """Verify that the window cache holds nothing of a sequence outside what `base` holds."""
+        if self.settings.reference_moves:  # a move of a shared cell goes by owners, which the window may have forgotten
+            return
+        for seq_id in range(self.n_seq_max):
+            ends = self.base.pos_min(seq_id), self.base.pos_max(seq_id)
+            own = self.swa.pos_min(seq_id), self.swa.pos_max(seq_id)
+            if own[1] >= 0:
+                assert ends[0] <= own[0] <= own[1] <= ends[1], f"sequence {seq_id}: base holds {ends}, swa {own}"
 
     # mechanism
 

@@ -1,6 +1,7 @@
 """Memories made of parts: each verb is done by all of them or by none.
 
-The parts share one guard, so that a change is whole in all of them before another thread or Ctrl-C comes in.
+The parts share one guard, so that a change is whole in all of them before another thread or Ctrl-C comes in. A part may
+be read, but changed only by the whole.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pykv.memory.memory_graph import MemoryShape
 from pykv.memory.resumable import Resumable
 from pykv.memory.snapshot import PartsPiece, Piece, Snapshots
 from pykv.memory.spec import MemorySpec
-from pykv.memory.verb import Listener, verb
+from pykv.memory.verb import Listener, read, step, verb
 from pykv.typing import BoolArray
 
 
@@ -106,7 +107,7 @@ class MemoryParts(Snapshots):
 
     def __init__(self, spec: MemorySpec, parts: tuple[Part, ...], guard: Guard) -> None:
         self.spec, self.parts, self.guard = spec, parts, guard
-        for part in parts:  # whose verbs are steps of those of the whole
+        for part in parts:
             part.guard = guard.inner()
         self.listeners: list[Listener] = []
 
@@ -130,9 +131,10 @@ class MemoryParts(Snapshots):
         """Let what is stored lie as it will be read; True if graphs at hand are stale."""
         return True in [part.lay_out(attention, n_tokens) for part in self.parts]
 
+    @read
     def update(self) -> UpdateStatus:
         """Carry out queued changes of stored data in every part."""
-        found = [part.update() for part in self.parts]
+        found = [step(part.update)() for part in self.parts]
         return UpdateStatus.SUCCESS if UpdateStatus.SUCCESS in found else UpdateStatus.NO_UPDATE
 
     # verbs
@@ -141,7 +143,7 @@ class MemoryParts(Snapshots):
     def clear(self, data: bool = True) -> None:
         """Empty all parts; with `data`, also zero the buffers."""
         for part in self.parts:
-            part.clear(data)
+            step(part.clear)(data)
 
     @verb
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
@@ -151,7 +153,7 @@ class MemoryParts(Snapshots):
         ------
         NoSlotError : a part lacks cells; nothing has changed.
         """
-        self._all_or_none(lambda part: part.seq_cp(src, dst, p0, p1))
+        self._all_or_none(lambda part: step(part.seq_cp)(src, dst, p0, p1))
 
     @verb
     def seq_keep(self, seq_id: int) -> None:
@@ -159,7 +161,7 @@ class MemoryParts(Snapshots):
         # differs from llama.cpp: states of sequences in other streams stay, as their K and V do
         for part in self.parts:
             if part.n_stream == self.parts[0].n_stream:
-                part.seq_keep(seq_id)
+                step(part.seq_keep)(seq_id)
 
     @verb
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
@@ -169,26 +171,28 @@ class MemoryParts(Snapshots):
         ------
         ShiftUnsupported : a part cannot; nothing has changed.
         """
-        self._all_or_none(lambda part: part.seq_add(seq_id, p0, p1, delta))
+        self._all_or_none(lambda part: step(part.seq_add)(seq_id, p0, p1, delta))
 
     @verb
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Divide the positions of a range by `d`, in every part or in none. Errors as in `seq_add`."""
-        self._all_or_none(lambda part: part.seq_div(seq_id, p0, p1, d))
+        self._all_or_none(lambda part: step(part.seq_div)(seq_id, p0, p1, d))
 
     # going on
 
+    @read
     def resumable(self, seq_id: int, p: int) -> Resumable:
         """Return whether decoding may go on at `p`, once all from there on is removed; if not, the first part's why."""
-        answers = [part.resumable(seq_id, p) for part in self.parts]
+        answers = [step(part.resumable)(seq_id, p) for part in self.parts]
         bad = next((answer for answer in answers if not answer), None)
         if bad is None:
             return answers[0]
-        return replace(bad, largest=int(self.resume_points(seq_id, p).nonzero()[0][-1]))
+        return replace(bad, largest=int(step(self.resume_points)(seq_id, p).nonzero()[0][-1]))
 
+    @read
     def resume_points(self, seq_id: int, p: int) -> BoolArray:
         """Return (p + 1,) at which positions up to `p` decoding may go on."""
-        return np.asarray(np.logical_and.reduce([part.resume_points(seq_id, p) for part in self.parts]))
+        return np.asarray(np.logical_and.reduce([step(part.resume_points)(seq_id, p) for part in self.parts]))
 
     # snapshots
 
@@ -218,11 +222,15 @@ class MemoryParts(Snapshots):
         """How full each part is, in words."""
         return "; ".join(part.used for part in self.parts)
 
+    @read
     def check(self) -> None:
-        """Verify every invariant of every part; raises AssertionError naming what is wrong."""
-        with self.guard:
-            for part in self.parts:
-                part.check()
+        """Verify every invariant of every part, and that they fit; raises AssertionError naming what is wrong."""
+        for part in self.parts:
+            step(part.check)()
+        self.check_ends()
+
+    def check_ends(self) -> None:
+        """Verify that the parts end where they may beside each other. For who has entered the guard."""
 
     def bookmark(self) -> Undo:
         """Return what puts the bookkeeping of all parts back to what it is now."""
@@ -241,6 +249,7 @@ class MemoryParts(Snapshots):
 
     def close(self) -> None:
         """Free the buffers of all parts. Safe to call twice."""
+        self.guard.require_whole("close")
         with self.guard:
             self.release()
 

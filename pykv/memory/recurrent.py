@@ -29,7 +29,7 @@ from pykv.memory.snapshot import Piece, Snapshots
 from pykv.memory.spec import MemorySpec
 from pykv.memory.state_plan import StatePlan
 from pykv.memory.state_snapshot import StatePiece, layout
-from pykv.memory.verb import Listener, verb
+from pykv.memory.verb import Listener, read, verb
 from pykv.typing import POS_INF, BoolArray, F32Array, I32Array
 
 
@@ -136,9 +136,9 @@ class RecurrentMemory(Snapshots):
         """Return what puts the bookkeeping back to what it is now."""
         return self.states.bookmark()
 
+    @read
     def update(self) -> UpdateStatus:
         """Do nothing: states follow no verb."""
-        self.require_open()
         return UpdateStatus.NO_UPDATE
 
     # graphs
@@ -218,9 +218,9 @@ class RecurrentMemory(Snapshots):
 
     # going on
 
+    @read
     def resumable(self, seq_id: int, p: int) -> Resumable:
         """Return whether decoding may go on at `p`, once all from there on is removed; if not, why."""
-        self.require_open()
         why = self.states.why_not_resumable(seq_id, integer("p", p, 0, POS_INF - 1))
         if why is None:
             return Resumable(int(p))
@@ -232,9 +232,9 @@ class RecurrentMemory(Snapshots):
         }
         return Resumable(why[1], why[0], detail[why[0]])
 
+    @read
     def resume_points(self, seq_id: int, p: int) -> BoolArray:
         """Return (p + 1,) at which positions up to `p` decoding may go on."""
-        self.require_open()
         return self.states.resume_points(seq_id, p)
 
     # snapshots
@@ -257,6 +257,8 @@ class RecurrentMemory(Snapshots):
         ------
         ParamError : the layer has no state.
         """
+        self.require_open()
+        il = integer("il", il)
         if il not in self._tensors:
             raise ParamError(f"il={il}: this memory holds no state for it; it has {sorted(self._tensors)}")
         return self._tensors[il]
@@ -298,12 +300,12 @@ class RecurrentMemory(Snapshots):
         self.require_open()
         return {}
 
+    @read
     def check(self) -> None:
         """Verify every invariant; raises AssertionError naming what is wrong."""
-        self.require_open()
-        with self.guard:
-            self.states.check()
+        self.states.check()
 
+    @read
     def dump(self, stream: int = 0) -> str:
         """Return the cells up to the last used one: ``2:5{0,1}`` is a state of sequences 0 and 1 behind position 5."""
         return " ".join(self.cells(stream).words())
@@ -315,6 +317,7 @@ class RecurrentMemory(Snapshots):
 
     def close(self) -> None:
         """Free the buffers. Graphs that still stand on them keep them until they go."""
+        self.guard.require_whole("close")
         with self.guard:
             self.release()
 
@@ -335,17 +338,16 @@ class RecurrentMemory(Snapshots):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @read
     def _row(self, il: int, which: int, seq_id: int) -> F32Array:
-        self.require_open()
-        with self.guard:
-            row, tensor = self.states.row(seq_id), self.tensors(integer("il", il))[which]
-            if tensor is None:
-                raise ParamError(f"il={il}: this layer has no {'rs'[which]} state")
-            if row is None:
-                raise ParamError(f"seq_id={seq_id}: the sequence is empty")
-            out = np.empty(tensor.ne[0], np.float32)
-            tensor.get_into(out, row * out.nbytes)
-            return out
+        row, tensor = self.states.row(seq_id), self.tensors(il)[which]
+        if tensor is None:
+            raise ParamError(f"il={il}: this layer has no {'rs'[which]} state")
+        if row is None:
+            raise ParamError(f"seq_id={seq_id}: the sequence is empty")
+        out = np.empty(tensor.ne[0], np.float32)
+        tensor.get_into(out, row * out.nbytes)
+        return out
 
 
 class RecurrentContext:

@@ -15,7 +15,7 @@ class Resumable:
     Attributes
     ----------
     largest : the largest position, not beyond the one asked for, at which decoding may go on; 0 = from the beginning.
-    reason : None, or one word that says why not: "missing", "window_gone", "state_gone", "state_elsewhere".
+    reason : None, or one word that says why not: "missing", "window_gone", "state_gone", "rollback_pending".
     detail : the same in a sentence.
     """
 

@@ -35,7 +35,7 @@ from pykv.memory.resumable import Resumable
 from pykv.memory.row_follower import RowFollower
 from pykv.memory.row_mover import RowMover
 from pykv.memory.spec import MemorySpec
-from pykv.memory.verb import Listener
+from pykv.memory.verb import Listener, read, step
 from pykv.typing import POS_INF, BoolArray, F32Array, I32Array, I64Array
 
 
@@ -146,9 +146,12 @@ class StoredKV:
         ------
         ParamError : the layer has none here.
         """
-        self.update()
+        self.require_open()
+        if self._follower.has_work:
+            self.update()
         return self.store.tensors(integer("il", il))
 
+    @read
     def store_v(self, transposed: bool) -> None:
         """Lay out the stored V of all layers the other way; the same values in the same bytes. Mutates the data.
 
@@ -156,10 +159,9 @@ class StoredKV:
         ------
         ParamError : V is quantised, layers differ in width, or another cache shares cells or layers with this one.
         """
-        self.require_open()
-        with self.guard:
-            self.lay_out_v(transposed)
+        self.lay_out_v(transposed)
 
+    @read
     def update(self) -> UpdateStatus:
         """Let stored rows follow the verbs: carry out queued copies, then turn the keys of what has moved.
 
@@ -171,11 +173,9 @@ class StoredKV:
             fails amid a computation leaves some layers of those rows turned and others not.
         ComputeCancelled, KeyboardInterrupt : Ctrl-C; what is left stays queued.
         """
-        self.require_open()
         if not self._follower.has_work:
             return UpdateStatus.NO_UPDATE
-        with self.guard:
-            self._follower.run()
+        self._follower.run()
         return UpdateStatus.SUCCESS
 
     def pos_min(self, seq_id: int) -> int:
@@ -192,6 +192,7 @@ class StoredKV:
 
     # going on
 
+    @read
     def resumable(self, seq_id: int, p: int) -> Resumable:
         """Return whether decoding may go on at `p`, with all that the token there sees stored; if not, why.
 
@@ -199,13 +200,12 @@ class StoredKV:
         ------
         ParamError : `p` is no position.
         """
-        points = self.resume_points(seq_id, p)
+        points = step(self.resume_points)(seq_id, p)
         largest = int(np.flatnonzero(points)[-1])
         if largest == p:
             return Resumable(p)
         window = self.spec.window
-        with self.guard:
-            gaps = missing_before(self._cells_of(seq_id), int(seq_id), p, window)
+        gaps = missing_before(self._cells_of(seq_id), int(seq_id), p, window)
         assert gaps is not None, "no resume point, no gap"
         why, what = (
             ("missing", "token") if window.type is SwaType.NONE else ("window_gone", f"window of {window.n_swa}")
@@ -214,15 +214,14 @@ class StoredKV:
             largest, why, f"a {what} at {p} sees positions {gaps[0]} to {gaps[1]}, which are not all stored"
         )
 
+    @read
     def resume_points(self, seq_id: int, p: int) -> BoolArray:
         """Return (p + 1,) at which positions up to `p` decoding may go on."""
-        self.require_open()
         self._check_ids(seq_id)
         p = integer("p", p, 0, POS_INF - 1)
-        with self.guard:
-            if self.spec.n_pos_per_embd > 1:  # pictures: many tokens at one position, and positions without any
-                return np.arange(p + 1) <= self.streams.pos_max(seq_id) + 1
-            return resume_points(self._cells_of(seq_id), int(seq_id), p, self.spec.window)
+        if self.spec.n_pos_per_embd > 1:  # pictures: many tokens at one position, and positions without any
+            return np.arange(p + 1) <= self.streams.pos_max(seq_id) + 1
+        return resume_points(self._cells_of(seq_id), int(seq_id), p, self.spec.window)
 
     # inspection
 
@@ -250,6 +249,7 @@ class StoredKV:
         self.require_open()
         return CellsView(self.streams.cells[integer("stream", stream, 0, self.n_stream - 1)])
 
+    @read
     def k(self, il: int, seq_id: int, derotate: bool = False) -> F32Array:
         """Return the keys of a sequence, (n_tokens, n_head_kv, n_embd_head_k) in the order of positions.
 
@@ -258,40 +258,37 @@ class StoredKV:
         derotate : as they were before RoPE, the same at every position.
         """
         il, is_raw = integer("il", il), boolean("derotate", derotate)
-        with self.guard:
-            rows = self._rows_of(il, seq_id)
-            pos = self.streams.cells[self.streams.stream_of(seq_id)].pos[rows % self.n_cells]
-            return self._mover.read_k(il, rows, pos if is_raw else None)
+        rows = self._rows_of(il, seq_id)
+        pos = self._cells_of(seq_id).pos[rows % self.n_cells]
+        return self._mover.read_k(il, rows, pos if is_raw else None)
 
+    @read
     def v(self, il: int, seq_id: int) -> F32Array:
         """Return the values of a sequence, (n_tokens, n_head_kv, n_embd_head_v) in the order of positions."""
         il = integer("il", il)
-        with self.guard:
-            return self._mover.read_v(il, self._rows_of(il, seq_id))
+        return self._mover.read_v(il, self._rows_of(il, seq_id))
 
+    @read
     def visible(self, seq_id: int, pos: int) -> dict[str, I32Array]:
         """Return the positions that a query at `pos` attends to, ascending, by kind of layer: "full" or a window's."""
-        self.require_open()
         self._check_ids(seq_id)
         pos, rule = integer("pos", pos, 0, POS_INF - 1), MaskRule(window=self.spec.window)
-        with self.guard:
-            return {self.spec.window.kind: visible(self._cells_of(seq_id), int(seq_id), pos, rule)}
+        return {self.spec.window.kind: visible(self._cells_of(seq_id), int(seq_id), pos, rule)}
 
+    @read
     def check(self) -> None:
         """Verify every invariant; raises AssertionError naming what is wrong."""
-        self.require_open()
-        with self.guard:
-            self.streams.check()
-            self.store.check()
+        self.streams.check()
+        self.store.check()
 
+    @read
     def dump(self, stream: int = 0) -> str:
         """Return the cells up to the last used one: ``2:5{0,1}`` is position 5 of sequences 0 and 1, ``3:.`` empty."""
-        view = self.cells(stream)
-        with self.guard:
-            return " ".join(view.words())
+        return " ".join(self.cells(stream).words())
 
     def close(self) -> None:
         """Free the buffers. Graphs that still stand on them keep them until they go."""
+        self.guard.require_whole("close")
         with self.guard:
             self.release()
 

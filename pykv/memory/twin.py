@@ -27,7 +27,7 @@ from pykv.memory.parts import MemoryParts, PartsContext, PartsShape
 from pykv.memory.shift_support import ShiftSupport
 from pykv.memory.spec import MemorySpec
 from pykv.memory.stored_kv import StoredKV
-from pykv.memory.verb import verb
+from pykv.memory.verb import step, verb
 from pykv.typing import BoolArray, F32Array, I32Array
 
 
@@ -116,7 +116,7 @@ class TwinCache(MemoryParts):
     @verb
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
         """Remove a range of a sequence, or of all sequences with -1. Always True."""
-        return self.main.seq_rm(seq_id, p0, p1)
+        return step(self.main.seq_rm)(seq_id, p0, p1)
 
     def pos_min(self, seq_id: int) -> int:
         """Return the smallest position of a sequence, -1 if it is empty."""

@@ -23,6 +23,7 @@ from pykv.memory import (
     UpdateStatus,
     iswa,
 )
+from pykv.memory.verb import step
 
 ROUNDED = 5e-3
 """How far outputs may be off with keys, values and weights in f16; a token too many or too few costs 0.05 and more."""
@@ -302,7 +303,7 @@ def test_a_verb_that_fails_in_the_second_cache_is_undone_in_both(
     """Whatever the second one has changed before it failed."""
     with make_iswa(32, n_seq_max=2, unified=unified) as memory:
         store(memory, [*run(0, range(8)), *run(1, range(8))])
-        before, act = both(memory), getattr(memory.swa, verb)
+        before, act = both(memory), step(getattr(memory.swa, verb))
 
         def fail(*args: int) -> None:
             act(*args)

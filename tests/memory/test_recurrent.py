@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.state_scene import StateScene, spoil, state_after, state_spec
 
-from pykv.errors import ParamError
+from pykv.errors import ParamError, UseAfterCloseError
 from pykv.memory import LayerSpec, MemorySpec, RecurrentMemory, StateSpec
 
 N_SEQ = 4
@@ -233,3 +233,14 @@ def test_states_that_come_without_earlier_ones_cannot_be_kept_earlier() -> None:
     RecurrentMemory(spec, 2).close()
     with pytest.raises(ParamError, match="n_rs_seq=2 must be 0: this scan returns the last alone"):
         RecurrentMemory(spec, 2, 2)
+
+
+def test_tensors_of_a_layer_that_is_none() -> None:
+    with RecurrentMemory(MemorySpec((LayerSpec.recurrent(StateSpec(4, 6)),) * 2), 2) as memory:
+        for il in ([], True, "0", 1.0, None):
+            with pytest.raises(ParamError, match="il"):
+                memory.tensors(il)  # type: ignore[arg-type]
+        with pytest.raises(ParamError, match="il=2: this memory holds no state"):
+            memory.tensors(2)
+    with pytest.raises(UseAfterCloseError):
+        memory.tensors(0)

@@ -32,6 +32,7 @@ from pykv.memory import (
     iswa,
 )
 from pykv.memory.guard import Guard
+from pykv.memory.verb import step
 
 ON = pytest.mark.parametrize("on", ["host", "device"])
 FAR = SimpleNamespace(
@@ -182,11 +183,11 @@ def test_rows_that_nobody_will_see_make_room() -> None:
         scribble(memory.swa)
         rows = rows_held(memory.swa, 0)
         kept = memory.snapshot(0)
-        memory.swa.seq_rm(0)
+        memory.swa.streams.seq_rm(0)
         store_positions(memory.swa, run(1, range(9)), 3)
         assert memory.swa.streams.cells[0].n_used == 7
         memory.restore(0, kept)
-        memory.check()
+        memory.swa.check()  # and not that of both: `base` never had sequence 1
         assert rows_held(memory.swa, 0) == {5: rows[5]}
         assert positions(memory.swa, 1)[-1] == 8
 
@@ -196,7 +197,7 @@ def test_a_window_without_room_changes_nothing() -> None:
         store(memory, run(0, range(6)), 8)
         kept = memory.snapshot(0)
         store(memory, run(0, range(6, 8)), 8)
-        memory.swa.seq_rm(0)
+        memory.swa.streams.seq_rm(0)
         store_positions(memory.swa, [*run(1, range(3)), *run(2, range(3))])
         before = both(memory)
         with pytest.raises(NoSlotError, match="3 cells of a snapshot, and stream 0 has 2 free"):
@@ -403,7 +404,7 @@ def test_a_part_that_refuses_keeps_the_others_as_they_are(window: bool) -> None:
         store_positions(memory, run(0, range(10)), 4)
         kept = memory.snapshot(0)
         store_positions(memory, run(0, range(10, 20)), 4)
-        memory.attention.seq_rm(0, 3, 5)
+        step(memory.attention.seq_rm)(0, 3, 5)
         before = memory.dump()
         with pytest.raises(ParamError, match="lacks positions 3 to 4"):
             memory.restore(0, kept)
@@ -413,7 +414,7 @@ def test_a_part_that_refuses_keeps_the_others_as_they_are(window: bool) -> None:
 def test_parts_that_end_apart() -> None:
     with make_hybrid(window=True) as memory:
         store_positions(memory, run(0, range(10)), 4)
-        memory.attention.seq_rm(0, 8)
+        step(memory.attention.seq_rm)(0, 8)
         with pytest.raises(ParamError, match="its state ends before 10, and what is attended to before 8"):
             memory.snapshot(0)
 
@@ -454,7 +455,7 @@ def test_a_memory_of_another_kind(other: dict[str, Any]) -> None:
             store(each, run(0, range(9)))
         kept = one.snapshot(0)
         before = both(two)
-        for another in (two, two.base, states):
+        for another in (two, states):
             with pytest.raises(ParamError, match="of another kind, or one whose layers, types or window differ"):
                 another.restore(0, kept)
         assert both(two) == before

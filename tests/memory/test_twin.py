@@ -227,14 +227,14 @@ def test_bytes(turned: bool) -> None:
 
 def test_the_index_closes_first_or_with_the_rest() -> None:
     twin = make_twin()
-    twin.index.close()
+    twin.index.release()
     twin.main.tensors(0)[0].numpy()
     with pytest.raises(UseAfterCloseError):
         twin.seq_rm(0)
     twin.close()
     twin.close()
     twin = make_twin()
-    twin.main.close()
+    twin.main.release()
     with pytest.raises(UseAfterCloseError):
         twin.index.tensors(0)
     twin.close()

@@ -6,11 +6,14 @@ Signal handlers, handlers of log records and trace functions run there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.child import run_cleanly
+from support.tiny.registry import BY_NAME
 from support.tiny_gguf import TinyModel
 from support.twin import EXACT, TOKENS, Twin, snapshot
 
@@ -90,6 +93,139 @@ def test_a_call_from_within_a_verb_is_refused(context: pykv.Context, tmp_path: P
     assert len(seen) == 1
     context.memory.check()
     assert context.memory.pos_max(0) == 4
+
+
+MADE_OF_PARTS = {
+    "gemma3-4l-w16-every2": ("base", "swa"),
+    "mamba2-4l": (),
+    "falcon-h1-3l": ("attention", "recurrent"),
+}
+"""Models whose memory is no plain cache, and the names of its parts."""
+
+READS: dict[str, Callable[[Any], Any]] = {
+    "update": lambda memory: memory.update(),
+    "resumable": lambda memory: memory.resumable(0, 3),
+    "resume_points": lambda memory: memory.resume_points(0, 3),
+    "snapshot": lambda memory: memory.snapshot(0),
+    "check": lambda memory: memory.check(),
+    "dump": lambda memory: memory.dump(),
+}
+VERBS: dict[str, Callable[[Any], Any]] = {
+    "seq_rm": lambda memory: memory.seq_rm(0),
+    "seq_cp": lambda memory: memory.seq_cp(0, 1),
+    "seq_keep": lambda memory: memory.seq_keep(1),
+    "seq_add": lambda memory: memory.seq_add(0, 0, -1, 3),
+    "seq_div": lambda memory: memory.seq_div(0, 0, -1, 2),
+    "clear": lambda memory: memory.clear(),
+    "close": lambda memory: memory.close(),
+}
+
+
+@pytest.fixture(params=MADE_OF_PARTS)
+def other_kind(request: pytest.FixtureRequest, write_tiny: Callable[..., Path]) -> Iterator[tuple[pykv.Context, Any]]:
+    """Yield a context, and the parts of its memory."""
+    path = write_tiny(BY_NAME[request.param])
+    with (
+        pykv.Model.load(path) as model,
+        model.context(n_ctx=256, n_seq_max=2, n_ubatch=8, n_threads=1) as context,
+    ):
+        yield context, [getattr(context.memory, name) for name in MADE_OF_PARTS[request.param]]
+
+
+def read_data(memory: Any) -> list[Callable[[], Any]]:
+    """Return every read of stored rows that the memory or a part of it has."""
+    reads: list[Callable[[], Any]] = []
+    for il, layer in enumerate(memory.spec.layers):
+        if layer.n_head_kv:
+            reads += [partial(memory.k, il, 0), partial(memory.v, il, 0)]
+        if layer.state is not None:
+            reads += [partial(memory.r, il, 0), partial(memory.s, il, 0)]
+    return reads
+
+
+def calls_on(memory: Any, parts: list[Any]) -> list[Callable[[], Any]]:
+    """Return all reads and verbs of a memory, and all reads of its parts."""
+    on_any = [partial(read, one) for one in (memory, *parts) for read in READS.values()]
+    return on_any + read_data(memory) + [partial(verb, memory) for verb in VERBS.values()]
+
+
+def test_every_kind_refuses_calls_from_within_a_decode(
+    other_kind: tuple[pykv.Context, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts let in whoever ran in the thread that decoded."""
+    context, parts = other_kind
+    context.decode(pykv.Batch(TOKENS[:8]))
+    run, n = context._compute.run, 0
+
+    def interrupted(*args: Any) -> Any:
+        nonlocal n
+        before = [(context.memory.pos_min(s), context.memory.pos_max(s)) for s in (0, 1)]
+        for call in calls_on(context.memory, parts):
+            with pytest.raises(ConcurrentUseError, match="in use by this thread"):
+                call()
+            n += 1
+        assert [(context.memory.pos_min(s), context.memory.pos_max(s)) for s in (0, 1)] == before
+        return run(*args)
+
+    monkeypatch.setattr(context._compute, "run", interrupted)
+    context.decode(pykv.Batch(TOKENS[8:28]))
+    assert n == 3 * len(calls_on(context.memory, parts))
+    assert context.memory.pos_max(0) == 27
+    context.memory.check()
+
+
+def test_every_kind_refuses_calls_from_within_a_verb(other_kind: tuple[pykv.Context, list[Any]]) -> None:
+    context, parts = other_kind
+    context.decode(pykv.Batch(TOKENS[:8]))
+    n = 0
+
+    def hear(*_: object) -> None:
+        nonlocal n
+        for call in calls_on(context.memory, parts):
+            with pytest.raises(ConcurrentUseError, match="in use by this thread"):
+                call()
+            n += 1
+
+    context.memory.listeners.append(hear)
+    context.memory.seq_cp(0, 1)
+    context.memory.listeners.clear()
+    assert n == len(calls_on(context.memory, parts))
+    context.memory.check()
+    assert context.memory.pos_max(1) == 7
+
+
+def test_keys_of_a_window_were_turned_twice_by_a_read_in_between(
+    write_tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler read keys of one part while the rows of another one followed a move."""
+    path, keys = write_tiny(BY_NAME["gemma3-4l-w16-every2"]), []
+    for is_interrupted in (False, True):
+        with (
+            pykv.Model.load(path) as model,
+            model.context(n_ctx=256, n_seq_max=2, n_ubatch=8, n_threads=1) as context,
+        ):
+            memory: Any = context.memory
+            context.decode(pykv.Batch(TOKENS[:12]))
+            memory.seq_add(0, 0, -1, 5)
+            if is_interrupted:
+                interrupt_turns(memory, monkeypatch)
+            memory.update()
+            keys.append([memory.k(il, 0) for il in range(4)])
+    for once, twice in zip(*keys, strict=True):
+        np.testing.assert_array_equal(once, twice)
+
+
+def interrupt_turns(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read all keys, and update, before rows are turned."""
+    for part in memory.parts:
+
+        def interrupted(*args: Any, turn: Callable[..., None] = part._mover.turn) -> None:
+            for call in [partial(memory.k, il, 0) for il in range(4)] + [memory.update, memory.base.update]:
+                with pytest.raises(ConcurrentUseError):
+                    call()
+            turn(*args)
+
+        monkeypatch.setattr(part._mover, "turn", interrupted)
 
 
 def test_open_observers_and_traces_stay_open_while_a_decode_runs(
