@@ -128,6 +128,6 @@ def model_path(model: str) -> Path:
             raise GGUFError(f"{model} has not been downloaded yet; run: pykv pull {model}")
     if not path.is_file():
         names = ", ".join(sorted(ENTRIES))
-        what = "is a folder, not a GGUF file" if path.is_dir() else "does not exist"
+        what = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
         raise GGUFError(f"{model!r} {what}; pass a .gguf file or one of: {names}")
     return path

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from pykv import errors
-from pykv.cli.console import notes
+from pykv.cli.console import notes, size
 
 DEBUG_VARIABLE = "PYKV_DEBUG"
 
@@ -24,6 +27,9 @@ _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
         "",
         "pykv inspect shows what the file holds; AGENTS.md says how a family is added",
     ),
+    (errors.GGUFError, "pykv pull", ""),
+    (errors.GGUFError, "; pass a .gguf file", "check the path, or fetch a small one: pykv pull smollm2-135m"),
+    (errors.GGUFError, "cannot be opened", "check the path and who may read it"),
     (
         errors.GGUFError,
         "",
@@ -46,12 +52,45 @@ _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
     (errors.ParamError, "no device", "pykv devices lists those at hand"),
     (errors.UnsupportedOpError, "", "another device may have it: pykv devices lists those at hand"),
 )
-"""Kinds of errors, what their message holds, and what to do next; the first that fits."""
+"""Kinds of errors, what their message holds, and what to do next ("" = it says so itself); the first that fits."""
+
+_OPTIONS = {
+    "n_ctx": "ctx",
+    "n_ubatch": "ubatch",
+    "n_threads": "threads",
+    "devices": "device",
+    "temperature": "temp",
+    "repetition_penalty": "repeat_penalty",
+}
+"""Parameters in Python that are called otherwise among the options."""
+
+_GIVEN = re.compile(r"\b(?P<name>[a-z]\w*)(?:=| is (?=['\d-]))(?P<value>'[^']*'|[^\s,;:]+)|^(?P<whole>\w+)(?=:)")
+_BYTES = re.compile(r"\b(\d{7,}) bytes\b")
 
 
 def hint_for(error: Exception) -> str | None:
     """Return what to do next about an error, None where the message says all there is."""
-    return next((hint for kind, words, hint in _HINTS if isinstance(error, kind) and words in str(error)), None)
+    fitting = (hint for kind, words, hint in _HINTS if isinstance(error, kind) and words in str(error))
+    return next(fitting, None) or None
+
+
+def spelt(error: Exception, options: Iterable[Any]) -> str:
+    """Return what an error says, in the words of the command line: its options, and sizes that can be read."""
+    if isinstance(error, errors.AllocError):
+        return _BYTES.sub(lambda found: f"{found[0]} ({size(int(found[1]))})", str(error))
+    if not isinstance(error, errors.ParamError):
+        return str(error)
+    by_name = {option.name: option for option in options}
+
+    def as_option(found: re.Match[str]) -> str:
+        name = found["name"] or found["whole"]
+        option = by_name.get(_OPTIONS.get(name, name))
+        if option is None or not option.opts[0].startswith("--"):
+            return found[0]
+        value = {"True": "on", "False": "off"}.get(found["value"], found["value"])
+        return option.opts[0] if value is None else f"{option.opts[0]} {value.strip(chr(39))}"
+
+    return _GIVEN.sub(as_option, str(error))
 
 
 def tell(message: str, hint: str | None = None) -> None:
@@ -70,12 +109,16 @@ class FriendlyGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command and turn its errors into exit codes."""
         try:
-            return super().invoke(ctx)
+            with _flushed():
+                return super().invoke(ctx)
         except errors.PykvError as error:
             _maybe_traceback()
-            tell(str(error), hint_for(error))
-            is_usage = isinstance(error, errors.ParamError) or ctx.invoked_subcommand in _ANSWERS_BY_CODE
-            raise typer.Exit(2 if is_usage else 1) from None
+            command = self.commands.get(ctx.invoked_subcommand or "")
+            tell(spelt(error, [] if command is None else command.params), hint_for(error))
+            raise typer.Exit(2 if isinstance(error, errors.ParamError) else _failed(ctx)) from None
+        except OSError as error:
+            _tell_of_output(error)
+            raise typer.Exit(_failed(ctx)) from None
         except KeyboardInterrupt:
             tell("stopped")
             raise typer.Exit(130) from None
@@ -83,6 +126,43 @@ class FriendlyGroup(TyperGroup):
             _maybe_traceback()
             tell(str(error), "install pykv with its compiled part: pip install . in a checkout")
             raise typer.Exit(1) from None
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Do what the command line says, help and version included, which are no commands."""
+        try:
+            with _flushed():
+                return super().main(*args, **kwargs)
+        except OSError as error:
+            _tell_of_output(error)
+            raise SystemExit(1) from None
+
+
+def _failed(ctx: Any) -> int:
+    return 2 if ctx.invoked_subcommand in _ANSWERS_BY_CODE else 1
+
+
+@contextmanager
+def _flushed() -> Iterator[None]:
+    """Let output that cannot be written, such as to a full disk, fail here, not while Python ends."""
+    try:
+        yield
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
+def _tell_of_output(error: OSError) -> None:
+    """Say what failed; a reader that has gone is no news."""
+    _maybe_traceback()
+    _drop_output()
+    if not isinstance(error, BrokenPipeError):
+        tell(f"input or output failed: {error.strerror or error}")
+
+
+def _drop_output() -> None:
+    """Let what is still buffered go nowhere, so that Python does not fail over it once more as it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _maybe_traceback() -> None:

@@ -43,8 +43,10 @@ def encode_chat(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_bos=False if has_bos else None)
 
 
-def prefill(context: Context, tokens: Sequence[int], seq_id: int = 0) -> Pace:
+def prefill(context: Context, tokens: Sequence[int], seq_id: int = 0, pace: Pace | None = None) -> Pace:
     """Decode a prompt of any length, batch by batch, with the logits of its last token.
+
+    Returns `pace`, which counts what was stored also where Ctrl-C ends it.
 
     Raises
     ------
@@ -62,12 +64,16 @@ def prefill(context: Context, tokens: Sequence[int], seq_id: int = 0) -> Pace:
         )
     if not tokens:
         raise BatchError("the prompt is empty")
-    begun = time.perf_counter()
-    for start in range(0, len(tokens), context.n_batch):
-        piece = tokens[start : start + context.n_batch]
-        is_last = start + len(piece) == len(tokens)
-        context.decode(Batch(piece, seq_id=seq_id, logits="last" if is_last else "none"))
-    return Pace(len(tokens), time.perf_counter() - begun)
+    pace, begun = pace or Pace(), time.perf_counter()
+    try:
+        for start in range(0, len(tokens), context.n_batch):
+            piece = tokens[start : start + context.n_batch]
+            is_last = start + len(piece) == len(tokens)
+            context.decode(Batch(piece, seq_id=seq_id, logits="last" if is_last else "none"))
+    finally:
+        pace.n_tokens += context.memory.pos_max(seq_id) + 1 - stored
+        pace.seconds += time.perf_counter() - begun
+    return pace
 
 
 class Generation:

@@ -13,6 +13,7 @@ from pykv.cli import options
 from pykv.cli.catalog import model_path
 from pykv.cli.console import duration, notes, size, write_json
 from pykv.cli.generate import Generation, Pace, encode_chat, prefill
+from pykv.errors import ParamError
 
 if TYPE_CHECKING:
     from pykv.runtime import Context, Model
@@ -128,12 +129,16 @@ def command(
 
 
 def _prompt_tokens(model: Model, text: str, system: str | None, chat: bool | None) -> list[int]:
+    chat_given = chat is not None
     if chat is None:
         chat = model.tokenizer.chat_template is not None
     if chat:
         messages = [{"role": "system", "content": system}] if system is not None else []
         written = model.chat_template.render([*messages, {"role": "user", "content": text}])
         return encode_chat(model.tokenizer, written)
+    if system is not None:
+        why = "--raw takes the text as it is" if chat_given else "the file has no chat template"
+        raise ParamError(f"--system: {why}, so that there is no place for a system message")
     return model.tokenizer.encode(text)
 
 
@@ -149,7 +154,7 @@ def _run(model: Model, context: Context, tokens: list[int], n: int, params: Samp
     outcome.generation = generation.pace
     decoder = model.tokenizer.stream()
     try:
-        outcome.prompt = prefill(context, tokens)
+        prefill(context, tokens, pace=outcome.prompt)
         for token in generation.tokens(n):
             _emit(outcome, decoder.push(token), stream)
         outcome.stop = generation.stop

@@ -137,6 +137,8 @@ def _check_head(path: Path) -> int:
         raise GGUFError(f"{path}: not a file that can be mapped")
     if head[: len(MAGIC)] != MAGIC:
         raise GGUFError(f"{path}: not a GGUF file: it starts with {head[: len(MAGIC)]!r}, not {MAGIC!r}")
+    if len(head) < len(MAGIC) + 4:
+        raise GGUFError(f"{path}: cut off: it ends at byte {len(head)}, before its version does")
     version = int.from_bytes(head[len(MAGIC) :], "little")
     if version not in VERSIONS:
         swapped = int.from_bytes(head[len(MAGIC) :], "big") in VERSIONS

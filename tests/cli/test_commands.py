@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import pykv
@@ -121,6 +122,57 @@ def test_traceback_only_on_request(monkeypatch):
     monkeypatch.setattr("pykv.ggml.devices", fail)
     monkeypatch.setenv(failure.DEBUG_VARIABLE, "1")
     assert "Traceback" in pykv_("devices").stderr
+
+
+@pytest.mark.parametrize("args", ["devices", "devices --json", "pull", "--version", "run --help"])
+def test_a_full_disk_behind_stdout_was_a_traceback(args):
+    command = [sys.executable, "-c", "from pykv.cli import main; main()", *args.split()]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd="/", stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert done.stderr == "pykv: error: input or output failed: No space left on device\n"
+    assert done.returncode == 1
+
+
+RUN = get_command(app).commands["run"].params
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (errors.ParamError("flash_attn=False means attention='matmul', not 'flash'"),
+         "--flash-attn off means --attention matmul, not 'flash'"),
+        (errors.ParamError("n_threads=5000 must be at most 512"), "--threads 5000 must be at most 512"),
+        (errors.ParamError("n_ctx=-1 is negative; n_seq_max=2 is not"), "--ctx -1 is negative; n_seq_max=2 is not"),
+        (errors.ParamError("devices: no device 'X'"), "--device: no device 'X'"),
+        (errors.ParamError("repetition_penalty is 0, must be above 0"), "--repeat-penalty 0, must be above 0"),
+        (errors.AllocError("KV cache needs 3221225472 bytes, 4096 bytes free"),
+         "KV cache needs 3221225472 bytes (3.0 GiB), 4096 bytes free"),
+        (errors.BatchError("n_ctx=5 is full"), "n_ctx=5 is full"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_errors_named_parameters_that_only_python_has(error, said):
+    assert failure.spelt(error, RUN) == said
+
+
+def test_an_error_that_no_option_of_the_command_caused():
+    error = errors.ParamError("n_ctx=5 is too few")
+    assert failure.spelt(error, get_command(app).commands["devices"].params) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("'x' does not exist; pass a .gguf file or one of: y", "check the path"),
+        ("'x' is a folder; pass a .gguf file or one of: y", "check the path"),
+        ("x.gguf: cannot be opened: Permission denied", "check the path and who may read it"),
+        ("y has not been downloaded yet; run: pykv pull y", None),
+        ("x.gguf: cut off", "check that the file is a whole GGUF file"),
+    ],
+)
+def test_hints_for_files_misled(message, hint):
+    given = failure.hint_for(errors.GGUFError(message))
+    assert given is None if hint is None else given.startswith(hint)
 
 
 def test_devices_lists_the_cpu():

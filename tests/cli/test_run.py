@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -116,6 +117,28 @@ def test_prompt_of_several_batches(path):
         assert int(context.logits[-1].argmax()) == int(NaiveLlama(MODEL).decode(prompt)[-1].argmax())
 
 
+def test_ctrl_c_in_a_long_prompt_was_0_tokens_in_0_us(path, monkeypatch):
+    from pykv import Model
+    from pykv.cli.generate import Pace, prefill
+
+    decode, calls, pace = Context.decode, iter(range(1, 100)), Pace()
+
+    def interrupted(self, batch):
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        decode(self, batch)
+
+    monkeypatch.setattr(Context, "decode", interrupted)
+    with (
+        Model.load(path) as model,
+        model.context(n_ctx=256, n_batch=16, n_threads=1) as context,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        prefill(context, [TOKENS.index("x")] * 43, pace=pace)
+    assert pace.n_tokens == 32
+    assert pace.seconds > 0
+
+
 def test_prompt_longer_than_the_context_says_which_option(path):
     result = run(path, "--raw", "-p", 256 * "x", "--ctx", "256")
     assert result.exit_code == 1
@@ -145,8 +168,9 @@ def test_ctrl_c_ends_the_text_and_still_shows_the_figures(path, monkeypatch, at)
 @pytest.mark.parametrize(
     ("args", "exit_code", "words"),
     [
-        (("--type-k", "q9"), 2, "type_k"),
-        (("--type-v", "q8_0", "--flash-attn", "off"), 2, "needs flash attention"),
+        (("--type-k", "q9"), 2, "--type-k q9"),
+        (("--type-v", "q8_0", "--flash-attn", "off"), 2, "--type-v q8_0 needs flash attention, but --flash-attn off"),
+        (("-t", "5000"), 2, "--threads 5000"),
         (("--temp", "-1"), 2, "--temp"),
         (("-n", "0"), 2, "-n"),
         (("--flash-attn", "perhaps"), 2, "--flash-attn"),
@@ -172,6 +196,21 @@ def test_absent_model_lists_the_catalogue():
     assert result.exit_code == 1
     assert "'nowhere.gguf' does not exist" in result.stderr
     assert "smollm2-135m" in result.stderr
+
+
+def test_a_device_file_does_exist():
+    assert "'/dev/null' is no regular file" in run("/dev/null", "-p", "x").stderr
+
+
+def test_a_system_message_without_a_template_was_dropped(path, tmp_path):
+    result = run(path, "--raw", "-p", "x", "--system", "Be brief.")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--system: --raw takes the text as it is" in result.stderr
+    plain = tmp_path / "plain.gguf"
+    plain.write_bytes(Path(path).read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templite"))
+    result = run(str(plain), "-p", "x", "--system", "Be brief.")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--system: the file has no chat template" in result.stderr
 
 
 @pytest.mark.parametrize("mode", ["auto", "on", "off"])
