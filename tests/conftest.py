@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,16 @@ import pytest
 from support.oracle import Oracle, OracleError
 from support.tiny.model import TinyFile
 from support.tiny_gguf import TINY_MODELS
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Hear SIGINT, as child processes then do too: a shell that starts pytest in the background has it ignored."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def _real_model(variable: str, name: str) -> Path:
