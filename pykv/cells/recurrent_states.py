@@ -15,7 +15,7 @@ from pykv.cells.recurrent_slot import RecurrentSlot, find_recurrent_slot
 from pykv.cells.recurrent_table import NO_CELL, NO_SOURCE, RecurrentTable
 from pykv.cells.recurrent_view import RecurrentView
 from pykv.errors import ParamError
-from pykv.typing import MAX_SEQ, POS_INF, BoolArray
+from pykv.typing import MAX_SEQ, POS_INF, I64Array
 
 
 class RecurrentStates:
@@ -148,15 +148,14 @@ class RecurrentStates:
             return None
         return ("rollback_pending" if table.plane[seq_id] else "state_gone"), 0
 
-    def resume_points(self, seq_id: int, p: int) -> BoolArray:
-        """Return (p + 1,) at which positions up to `p` decoding may go on; always at 0."""
+    def resume_points(self, seq_id: int, p: int) -> I64Array:
+        """Return at which positions up to `p` decoding may go on, always at 0: (k, 2), first and last of each run."""
         seq_id, p = self._seq(seq_id), integer("p", p, 0, POS_INF)
         trail = self._table.trail[seq_id]
-        points = np.zeros(p + 1, np.bool_)
-        points[0] = True
-        if trail:
-            points[trail[-1] + 1 : trail[0] + 2] = True
-        return points
+        runs = [[0, 0]]
+        if trail and trail[-1] < p:
+            runs.append([trail[-1] + 1, min(trail[0] + 1, p)])
+        return np.array([[0, runs[-1][1]]] if runs[-1][0] == 1 else runs)
 
     def row(self, seq_id: int) -> int | None:
         """Return the row that holds the state of a sequence, ``plane * n_cells + cell``; None if it is empty."""

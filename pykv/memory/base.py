@@ -21,7 +21,7 @@ from pykv.memory.resumable import Resumable
 from pykv.memory.shift_support import ShiftSupport
 from pykv.memory.spec import MemorySpec
 from pykv.memory.verb import Listener
-from pykv.typing import BoolArray, F32Array, I32Array
+from pykv.typing import F32Array, I32Array, I64Array
 
 if TYPE_CHECKING:
     from pykv.memory.snapshot import Snapshot
@@ -167,8 +167,8 @@ class Memory(Protocol):
         """Whether decoding may go on at `p`; if not, why, and where else."""
         ...
 
-    def resume_points(self, seq_id: int, p: int) -> BoolArray:
-        """(p + 1,) at which positions up to `p` decoding may go on."""
+    def resume_points(self, seq_id: int, p: int) -> I64Array:
+        """At which positions up to `p` decoding may go on: (k, 2), the first and the last of each run of them."""
         ...
 
     def snapshot(self, seq_id: int, *, on: str = "host") -> Snapshot:

@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from pykv.batch import UBatch, ValidBatch
-from pykv.cells import NO_WINDOW, CellsView, SlotInfo, SwaType, kept_points
+from pykv.cells import NO_WINDOW, CellsView, SlotInfo, SwaType, last_kept
 from pykv.cells.arguments import integer
 from pykv.errors import BatchError, NoSlotError, ParamError, ShiftUnsupported
 from pykv.ggml import BufferType, Graph, GraphInput, Tensor
@@ -323,7 +321,7 @@ class ISWACache(MemoryParts):
         base, swa = (part.streams.cells[part.streams.stream_of(seq_id)] for part in (self.base, self.swa))
         n_lost = base.find(seq_id, first, p).size - swa.find(seq_id, first, p).size
         if n_lost:
-            largest = int(np.flatnonzero(kept_points(base, swa, seq_id, p, self.spec.window))[-1])
+            largest = last_kept(base, swa, seq_id, p, self.spec.window)
             raise BatchError(
                 f"sequence {seq_id} cannot go on at {p}: {n_lost} of the tokens at positions {first} to {p - 1}, which "
                 f"a window of {self.spec.window.n_swa} shows, were overwritten; remove it from {largest} on and decode "

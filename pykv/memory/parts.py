@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import product
 from typing import Any, Protocol, Self
 
-import numpy as np
-
 from pykv.batch import UBatch
-from pykv.cells import Undo
+from pykv.cells import Undo, common_runs
 from pykv.ggml.owner import Owner
 from pykv.memory.attention import AttentionPlan
 from pykv.memory.base import Memory, MemoryContext, UpdateStatus
@@ -24,7 +23,7 @@ from pykv.memory.resumable import Resumable
 from pykv.memory.snapshot import PartsPiece, Piece, Snapshots
 from pykv.memory.spec import MemorySpec
 from pykv.memory.verb import Listener, read, step, verb
-from pykv.typing import BoolArray
+from pykv.typing import I64Array
 
 
 class Part(Memory, Protocol):
@@ -187,12 +186,12 @@ class MemoryParts(Snapshots):
         bad = next((answer for answer in answers if not answer), None)
         if bad is None:
             return answers[0]
-        return replace(bad, largest=int(step(self.resume_points)(seq_id, p).nonzero()[0][-1]))
+        return replace(bad, largest=int(step(self.resume_points)(seq_id, p)[-1, 1]))
 
     @read
-    def resume_points(self, seq_id: int, p: int) -> BoolArray:
-        """Return (p + 1,) at which positions up to `p` decoding may go on."""
-        return np.asarray(np.logical_and.reduce([step(part.resume_points)(seq_id, p) for part in self.parts]))
+    def resume_points(self, seq_id: int, p: int) -> I64Array:
+        """Return at which positions up to `p` decoding may go on; see `StoredKV.resume_points`."""
+        return reduce(common_runs, (step(part.resume_points)(seq_id, p) for part in self.parts))
 
     # snapshots
 

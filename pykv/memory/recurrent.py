@@ -30,7 +30,7 @@ from pykv.memory.spec import MemorySpec
 from pykv.memory.state_plan import StatePlan
 from pykv.memory.state_snapshot import StatePiece, layout
 from pykv.memory.verb import Listener, read, verb
-from pykv.typing import POS_INF, BoolArray, F32Array, I32Array
+from pykv.typing import POS_INF, F32Array, I32Array, I64Array
 
 
 class RecurrentMemory(Snapshots):
@@ -233,8 +233,8 @@ class RecurrentMemory(Snapshots):
         return Resumable(why[1], why[0], detail[why[0]])
 
     @read
-    def resume_points(self, seq_id: int, p: int) -> BoolArray:
-        """Return (p + 1,) at which positions up to `p` decoding may go on."""
+    def resume_points(self, seq_id: int, p: int) -> I64Array:
+        """Return at which positions up to `p` decoding may go on; see `StoredKV.resume_points`."""
         return self.states.resume_points(seq_id, p)
 
     # snapshots

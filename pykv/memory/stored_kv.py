@@ -36,7 +36,7 @@ from pykv.memory.row_follower import RowFollower
 from pykv.memory.row_mover import RowMover
 from pykv.memory.spec import MemorySpec
 from pykv.memory.verb import Listener, read, step
-from pykv.typing import POS_INF, BoolArray, F32Array, I32Array, I64Array
+from pykv.typing import POS_INF, F32Array, I32Array, I64Array
 
 
 class StoredKV:
@@ -201,9 +201,9 @@ class StoredKV:
         ParamError : `p` is no position.
         """
         points = step(self.resume_points)(seq_id, p)
-        largest = int(np.flatnonzero(points)[-1])
+        largest = int(points[-1, 1])
         if largest == p:
-            return Resumable(p)
+            return Resumable(largest)
         window = self.spec.window
         gaps = missing_before(self._cells_of(seq_id), int(seq_id), p, window)
         assert gaps is not None, "no resume point, no gap"
@@ -211,16 +211,19 @@ class StoredKV:
             ("missing", "token") if window.type is SwaType.NONE else ("window_gone", f"window of {window.n_swa}")
         )
         return Resumable(
-            largest, why, f"a {what} at {p} sees positions {gaps[0]} to {gaps[1]}, which are not all stored"
+            largest, why, f"a {what} at {p} needs positions {gaps[0]} to {gaps[1]}, which are not all stored"
         )
 
     @read
-    def resume_points(self, seq_id: int, p: int) -> BoolArray:
-        """Return (p + 1,) at which positions up to `p` decoding may go on."""
+    def resume_points(self, seq_id: int, p: int) -> I64Array:
+        """Return at which positions up to `p` decoding may go on: (k, 2), the first and the last of each run of them.
+
+        The runs ascend, and the first one starts at 0.
+        """
         self._check_ids(seq_id)
         p = integer("p", p, 0, POS_INF - 1)
         if self.spec.n_pos_per_embd > 1:  # pictures: many tokens at one position, and positions without any
-            return np.arange(p + 1) <= self.streams.pos_max(seq_id) + 1
+            return np.array([[0, min(p, self.streams.pos_max(seq_id) + 1)]])
         return resume_points(self._cells_of(seq_id), int(seq_id), p, self.spec.window)
 
     # inspection

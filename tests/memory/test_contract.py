@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.iswa_memory import FULL, LAYERS, SWA
 from support.kv_scene import Token, plan_batch, run
 from support.naive_sequences import NaiveSequences
+from support.resume_runs import spread
 
 from pykv.cells import SwaType, Window
 from pykv.errors import BatchError, ParamError, PykvError, SequenceError, UseAfterCloseError
@@ -96,7 +97,7 @@ def everything(memory: Memory) -> list[Any]:
             found.append([view.shift.tolist() for view in map(leaf.cells, range(leaf.n_stream))])
             found.append(len(leaf.streams.pending_copies))
         else:
-            found.append([leaf.resume_points(s, 40).tolist() for s in range(N_SEQ)])
+            found.append([spread(leaf.resume_points(s, 40), 40) for s in range(N_SEQ)])
     return found
 
 

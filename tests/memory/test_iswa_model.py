@@ -10,6 +10,7 @@ from support.iswa_memory import LAYERS, both, positions
 from support.kv_scene import plan_batch, run
 from support.naive_cells import masked_swa
 from support.naive_sequences import NaiveSequences
+from support.resume_runs import spread
 
 from pykv.cells import SwaType, Window
 from pykv.errors import BatchError, ShiftUnsupported
@@ -89,7 +90,7 @@ class WindowMachine(RuleBasedStateMachine):
             assert base == [p for p, _ in self.naive.rows(s)]
             end = self.memory.pos_max(s) + 3
             points = [self._may_go_on(base, swa, p) for p in range(end + 1)]
-            assert self.memory.resume_points(s, end).tolist() == points
+            assert spread(self.memory.resume_points(s, end), end) == points
             for p in range(max(0, end - 8), end + 1):
                 answer = self.memory.resumable(s, p)
                 assert bool(answer) is points[p]
