@@ -51,8 +51,8 @@ class MemoryContext(Protocol):
         """Write the bookkeeping of ubatch `i`; returns what a graph must look like to read the memory then."""
         ...
 
-    def retract(self, i: int) -> object:
-        """Take ubatch `i`, applied last, out again."""
+    def retract(self, i: int, *, touched: bool = True) -> object:
+        """Take ubatch `i`, applied last, out again; without `touched`, nothing stored can have been written since."""
         ...
 
 

@@ -129,6 +129,24 @@ class HybridMemory(MemoryParts):
             step(part.seq_rm)(dst)
         step(part.seq_cp)(src, dst, p0, p1)
 
+    @verb
+    def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Move the positions of a range by `delta`, in both parts or in none.
+
+        A sequence whose last token falls below 0 is removed, since its state goes with that.
+
+        Raises
+        ------
+        ShiftUnsupported : `attention` cannot; nothing has changed.
+        """
+        before = self.recurrent.cells().sequences
+        self._all_or_none(lambda part: step(part.seq_add)(seq_id, p0, p1, delta))
+        # differs from llama.cpp: there the state stays, at a negative position, and K and V of other tokens beside it
+        left = self.recurrent.cells().sequences
+        for gone in before if len(left) < len(before) else ():
+            if gone not in left:  # with `reference_moves` also others that share the state
+                step(self.attention.seq_rm)(gone)
+
     def pos_min(self, seq_id: int) -> int:
         """Return the smallest position that both parts have, -1 if the sequence is empty: a state has only its last."""
         return max(part.pos_min(seq_id) for part in self.parts)
@@ -194,13 +212,13 @@ class HybridContext(PartsContext):
         super().__init__((kv, states))
         self._memory, self._kv, self._states = memory, kv, states
 
-    def retract(self, i: int) -> None:
+    def retract(self, i: int, *, touched: bool = True) -> None:
         """Take ubatch `i`, applied last, out again.
 
-        States that it has overwritten are lost, and with them their sequences: these are empty afterwards.
+        States that it has `touched` are lost, and with them their sequences: these are empty afterwards.
         """
-        self._kv.retract(i)
-        for seq_id in self._states.retract(i):
+        self._kv.retract(i, touched=touched)
+        for seq_id in self._states.retract(i, touched=touched):
             step(self._memory.attention.seq_rm)(seq_id)
 
 

@@ -50,8 +50,8 @@ class KVContext:
             n_stream=slot.s1 - slot.s0 + 1,
         )
 
-    def retract(self, i: int) -> None:
-        """Take ubatch `i`, applied last, out of the cache again.
+    def retract(self, i: int, *, touched: bool = True) -> None:
+        """Take ubatch `i`, applied last, out of the cache again, `touched` or not.
 
         Exactly its cells go, for all their sequences.
         """

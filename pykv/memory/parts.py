@@ -84,14 +84,14 @@ class PartsContext:
                 done.append(plan)
         except BaseException:
             for plan in done:
-                plan.retract(i)
+                plan.retract(i, touched=False)
             raise
         return PartsShape(tuple(shapes))
 
-    def retract(self, i: int) -> None:
-        """Take ubatch `i`, applied last, out of all parts again."""
+    def retract(self, i: int, *, touched: bool = True) -> None:
+        """Take ubatch `i`, applied last, out of all parts again. See `MemoryContext.retract`."""
         for plan in self._plans:
-            plan.retract(i)
+            plan.retract(i, touched=touched)
 
 
 class MemoryParts(Snapshots):

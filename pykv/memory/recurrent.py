@@ -372,6 +372,6 @@ class RecurrentContext:
         self._memory.states.apply(slot)
         return StateShape(self.ubatches[i].n_tokens, slot.n_seqs, slot.n - slot.n_seqs, slot.rs_z >= 0)
 
-    def retract(self, i: int) -> tuple[int, ...]:
-        """Take ubatch `i`, applied last, out again. Returns the sequences whose state is lost with it."""
-        return self._memory.states.retract(self.slots[i])
+    def retract(self, i: int, *, touched: bool = True) -> tuple[int, ...]:
+        """Take ubatch `i`, applied last, out again. Returns the sequences that are lost, none unless `touched`."""
+        return self._memory.states.retract(self.slots[i], touched=touched)

@@ -46,6 +46,7 @@ class Compute:
     Attributes
     ----------
     n_reused : ubatches that ran on the graph of the one before.
+    has_begun : whether the last `run` has come to compute, so that stored rows may have been written.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ class Compute:
         self._n_rs_seq = n_rs_seq
         self._arena, self._sched = self._room(0)
         self._built: BuiltGraph | None = None
-        self.n_reused = 0
+        self.n_reused, self.has_begun = 0, False
 
     def reserve(self, n_tokens: int, n_outputs: int, watches: Sequence[MassWatch] = ()) -> None:
         """Allocate compute memory for the largest ubatch, observed by `watches`. Drops the graph at hand.
@@ -122,11 +123,13 @@ class Compute:
 
         Raises
         ------
-        ComputeCancelled, ComputeError, AllocError : the ubatch's rows in the cache are then undefined.
+        ComputeCancelled, ComputeError, AllocError : if it `has_begun`, the ubatch's rows in the memory are undefined.
         """
+        self.has_begun = False
         watches = tuple(one.watch for one in watched)
         built = self._graph_for(GraphShape(shape, ubatch.n_outputs, watches, ubatch.token is None))
         built.builder.fill(slot, ubatch, [one.chosen for one in watched])
+        self.has_begun = True
         self._sched.compute(built.graph)
         if built.logits is not None:
             built.logits.get_into(out)

@@ -86,7 +86,10 @@ class Context:
         """Compute a batch and remember its tokens.
 
         Afterwards `logits` holds the rows that the batch asked for. Either the whole batch finds room or nothing
-        changes. If computing fails or is cancelled, the memory is as after the last ubatch that was computed whole.
+        changes. If computing fails or is cancelled, the memory is as after the last ubatch that was computed whole,
+        but for states: one that a ubatch was writing is neither old nor new, so that in a memory with states the
+        sequences of a ubatch that stops amid its computation are empty afterwards, and so are those whose states it
+        was moving out of the way. A ubatch that fails before its computation has begun loses nothing.
 
         Raises
         ------
@@ -223,7 +226,7 @@ class Context:
 
         Raises
         ------
-        ParamError : no such layer or head.
+        ParamError : no such layer or head, or no layer has attention.
         AllocError : the memory for it cannot be had; nothing has changed.
         ConcurrentUseError : the context is decoding, or its memory in use otherwise.
         """
@@ -319,14 +322,14 @@ class Context:
         try:
             room = outputs.room_for(ubatch.batch_idxs[ubatch.output])
             masses = self._compute.run(shape, plan.slots[i], ubatch, room, watched)
-            if watched:
-                seen = SeenCells(self.memory, plan.slots[i], ubatch)
-                for one, mass in zip(watched, masses, strict=True):
-                    one.observer.hear(one.chosen, seen, mass)
         except BaseException:
             self._compute.drop_graph()
-            plan.retract(i)
+            plan.retract(i, touched=self._compute.has_begun)
             raise
+        if watched:  # what goes wrong in hearing takes nothing out: the ubatch has been computed whole
+            seen = SeenCells(self.memory, plan.slots[i], ubatch)
+            for one, mass in zip(watched, masses, strict=True):
+                one.observer.hear(one.chosen, seen, mass)
 
     def _make_compute(self) -> Compute:
         params, model = self.params, self.model

@@ -207,6 +207,8 @@ class CacheCells:
 def _layers(context: Context, given: Sequence[int] | None) -> tuple[int, ...]:
     """Return the layers to observe, ascending; None = all that have K and V."""
     stored = tuple(il for il, layer in enumerate(context.memory.spec.layers) if layer.n_head_kv)
+    if not stored:
+        raise ParamError("layers: no layer has attention to observe")
     if given is None:
         return stored
     layers = indices("layers", given, len(context.memory.spec.layers))

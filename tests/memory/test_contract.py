@@ -181,7 +181,7 @@ CALLS = [
     ("seq_keep", (0,)), ("seq_keep", (1,)), ("seq_keep", (2,)),
     ("seq_add", (0, 0, -1, 5)), ("seq_add", (0, 10, -1, 5)), ("seq_add", (1, 0, -1, -3)), ("seq_add", (1, 0, -1, -9)),
     ("seq_add", (0, 2, 9, 0)), ("seq_add", (2, 0, -1, 4)), ("seq_div", (0, 0, -1, 2)), ("seq_div", (1, 0, 4, 3)),
-    ("seq_div", (0, 0, -1, 1)), ("clear", ()), ("clear", (False,)),
+    ("seq_add", (1, 5, -1, -99)), ("seq_div", (0, 0, -1, 1)), ("clear", ()), ("clear", (False,)),
 ]  # fmt: skip
 
 
@@ -189,6 +189,12 @@ NEED_SNAPSHOTS = {
     ("seq_rm", (0, 20)), ("seq_rm", (0, 10)), ("seq_rm", (-1, 4)), ("seq_cp", (0, 2, 0, 20)), ("seq_cp", (0, 2, 0, 9)),
 }  # fmt: skip
 """What a state must be taken back for."""
+
+
+def loses_its_end(naive: NaiveSequences, s: int, p0: int, p1: int, delta: int) -> bool:
+    """Tell whether the last token of a sequence falls below 0."""
+    last = max((p for p, _ in naive.rows(s)), default=-1)
+    return max(p0, 0) <= last and (p1 < 0 or last < p1) and last + delta < 0
 
 
 def tell_naive(memory: Memory, naive: NaiveSequences, verb: str, args: tuple) -> None:
@@ -199,6 +205,8 @@ def tell_naive(memory: Memory, naive: NaiveSequences, verb: str, args: tuple) ->
         naive.held = [rows if s == args[0] else [] for s, rows in enumerate(naive.held)]
     elif verb == "seq_cp" and has_state(memory):
         become(naive, *full)
+    elif verb == "seq_add" and has_state(memory) and loses_its_end(naive, *full):
+        naive.held[full[0]] = []
     else:
         getattr(naive, verb)(*full)
 

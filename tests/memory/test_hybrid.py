@@ -194,6 +194,27 @@ def test_a_copy_that_one_part_refuses_is_in_neither() -> None:
     two.check()
 
 
+@pytest.mark.parametrize("window", [NO_WINDOW, WINDOW], ids=["full", "window"])
+@pytest.mark.parametrize("reference_moves", [False, True])
+def test_a_sequence_whose_state_falls_below_0_leaves_no_keys_behind(window: Window, reference_moves: bool) -> None:
+    """A decode at 0 was accepted and attended to them. As llama.cpp moves, the other owner's tokens move too."""
+    two = hybrid(64, 3, window=window, unified=True, reference_moves=reference_moves)
+    memory = two.memory
+    two.decode([((0, 1), t) for t in (1, 2, 3, 4, 5)])
+    two.decode([(2, 7)])
+    memory.seq_add(0, 4, -1, -5)
+    gone = (0, 1) if reference_moves else (0,)
+    assert [memory.attention.pos_max(s) for s in range(3)] == [
+        -1 if s in gone else two.memory.pos_max(s) for s in range(3)
+    ]
+    assert [memory.pos_max(s) for s in range(3)] == [-1, -1 if reference_moves else 4, 0]
+    for s in gone:
+        two.tokens.pop(s)
+    two.check()
+    two.decode([(0, 3), (0, 2)])
+    two.check()
+
+
 @pytest.mark.parametrize(("n_ubatch", "most"), [(8, 6), (2, 0), (1, 0)])
 def test_more_snapshots_than_fit_into_a_ubatch_are_refused(n_ubatch: int, most: int) -> None:
     own = KVSettings(64)
