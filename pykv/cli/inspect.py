@@ -91,16 +91,15 @@ def _spec(file: GGUFFile, hparams: HParams) -> MemorySpec:
     """Return what the model remembers of each token; of a family that pykv does not run, one full-size cache."""
     from pykv.ggml import cpu_device
     from pykv.memory import LayerSpec, MemorySpec
-    from pykv.models import ARCHITECTURES, Keys, Placement, RopeRequest, Weights, derive_rope
+    from pykv.models import ARCHITECTURES, Keys, Placement, RopeRequest, Weights, build_architecture, derive_rope
 
-    build = ARCHITECTURES.get(hparams.architecture)
-    if build is None:
+    if hparams.architecture not in ARCHITECTURES:
         heads = hparams.n_embd_head_k, hparams.n_embd_head_v
         return MemorySpec(tuple(LayerSpec(n, *heads) for n in hparams.n_head_kv_by_layer))
     cpu = cpu_device()
     weights = Weights(file, Placement(cpu, (cpu,) * hparams.n_layer, cpu))
     rope = derive_rope(hparams, RopeRequest(), hparams.n_ctx_train)
-    return build(hparams, weights, Keys(file)).memory_spec(rope)
+    return build_architecture(hparams, weights, Keys(file)).memory_spec(rope)
 
 
 def _costs(spec: MemorySpec, n_ctx: int) -> dict[str, int | None]:

@@ -4,7 +4,7 @@ from pykv.models.architecture import Architecture
 from pykv.models.graph_builder import GraphBuilder, GraphShape
 from pykv.models.hparams import HParams
 from pykv.models.keys import Keys
-from pykv.models.registry import ARCHITECTURES, find_architecture
+from pykv.models.registry import ARCHITECTURES, build_architecture, find_architecture
 from pykv.models.rope import ContextRope, RopeRequest, derive_rope
 from pykv.models.weights import Placement, Weights
 
@@ -19,6 +19,7 @@ __all__ = [
     "Placement",
     "RopeRequest",
     "Weights",
+    "build_architecture",
     "derive_rope",
     "find_architecture",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from pykv.errors import GGUFError
 from pykv.ggml import RopeParams, Tensor
 from pykv.memory import MemorySpec
 from pykv.models.blocks import GatedFFN, silu_ffn, take_output
@@ -44,8 +43,6 @@ class DeepSeek2:
 
     def __init__(self, hparams: HParams, weights: Weights, keys: Keys) -> None:
         refuse_headless_layers(keys, hparams)
-        if keys.size("nextn_predict_layers", 0, least=0):
-            raise GGUFError(f"{keys.path}: {keys.key('nextn_predict_layers')}: such layers are not supported here")
         hp, place = hparams, weights.placement
         self.hparams = hparams
         self.sizes = LatentSizes.read(keys, hp, has_q_rank=not _is_among(LITE, hp))

@@ -124,12 +124,12 @@ class Experts:
 
 def _stack(w: LayerWeights, name: str, *ne: int) -> Affine:
     """Return the matrices of all experts [n_in, n_out, n_expert], with their biases [n_out, n_expert] if there are."""
-    return Affine(w.need(f"{name}.weight", *ne), w.maybe(f"{name}.bias", *ne[1:]))
+    return Affine(w.need(f"{name}.weight", *ne), w.maybe_f32(f"{name}.bias", *ne[1:]))
 
 
 def _maybe_stack(w: LayerWeights, name: str, *ne: int) -> Affine | None:
     weight = w.maybe(f"{name}.weight", *ne)
-    return None if weight is None else Affine(weight, w.maybe(f"{name}.bias", *ne[1:]))
+    return None if weight is None else Affine(weight, w.maybe_f32(f"{name}.bias", *ne[1:]))
 
 
 def swiglu(b: GraphBuilder, gate: Tensor, up: Tensor) -> Tensor:

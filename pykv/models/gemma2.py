@@ -11,7 +11,7 @@ from pykv.ggml import Tensor, ops
 from pykv.memory import LayerSpec, MemorySpec
 from pykv.models import blocks
 from pykv.models.graph_builder import GraphBuilder
-from pykv.models.hparams import HParams, refuse_experts, refuse_headless_layers
+from pykv.models.hparams import HParams, refuse_headless_layers
 from pykv.models.keys import Keys
 from pykv.models.rope import ContextRope
 from pykv.models.weights import LayerWeights, Weights
@@ -41,7 +41,6 @@ class Gemma2:
     """Layers of the one model of the family whose scores are not divided by the root of the head's size."""
 
     def __init__(self, hparams: HParams, weights: Weights, keys: Keys) -> None:
-        refuse_experts(keys)
         refuse_headless_layers(keys, hparams)
         refuse_other_windowed_heads(keys, hparams)
         self.hparams = hparams

@@ -98,6 +98,12 @@ def refuse_experts(keys: Keys) -> None:
         raise GGUFError(f"{keys.path}: {keys.key('expert_count')}: mixtures of experts are not supported here")
 
 
+def refuse_drafting_layers(keys: Keys) -> None:
+    """Raise `GGUFError` if a model has layers behind the last one that predict further tokens."""
+    if keys.size("nextn_predict_layers", 0, least=0):
+        raise GGUFError(f"{keys.path}: {keys.key('nextn_predict_layers')}: such layers are not supported here")
+
+
 def refuse_headless_layers(keys: Keys, hparams: HParams) -> None:
     """Raise `GGUFError` if a layer has no heads where every layer of the family attends."""
     for il, (q, kv) in enumerate(zip(hparams.n_head_by_layer, hparams.n_head_kv_by_layer, strict=True)):

@@ -70,6 +70,9 @@ class LatentSizes:
     def _check(self, keys: Keys, hp: HParams) -> None:
         if self.n_plain < 1:
             raise GGUFError(f"{keys.path}: heads of {self.head_k} must be longer than {self.n_rot} rotated elements")
+        if self.is_absorbed and self.kv_rank + self.n_rot > hp.n_embd_head_k:
+            limits = f"at most the {hp.n_embd_head_k} elements of a key without the {self.n_rot} that are rotated"
+            raise keys.refusal("attention.kv_lora_rank", self.kv_rank, limits)
         for il, n_head in enumerate(hp.n_head_by_layer):
             spec = self.layer_spec(n_head, None)
             wanted = spec.n_head_kv, spec.n_embd_head_k, spec.n_embd_head_v

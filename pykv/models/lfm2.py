@@ -11,7 +11,7 @@ from pykv.ggml import Tensor, ops
 from pykv.memory import LayerSpec, MemorySpec, StateSpec
 from pykv.models import blocks, short_conv
 from pykv.models.graph_builder import GraphBuilder
-from pykv.models.hparams import refuse_experts, refuse_tensors
+from pykv.models.hparams import refuse_tensors
 from pykv.models.keys import Keys
 from pykv.models.mixed_decoder import MixedDecoder, MixedLayer
 from pykv.models.rope import ContextRope
@@ -52,7 +52,6 @@ class Lfm2(MixedDecoder):
     output_norm_name = "token_embd_norm"
 
     def _read(self, keys: Keys) -> None:
-        refuse_experts(keys)
         refuse_tensors(keys, "dense_2.weight", "dense_2.bias")
         self.n_conv = keys.size("shortconv.l_cache", least=2)
         n_swa = keys.size("attention.sliding_window", 0, least=0)

@@ -12,7 +12,7 @@ from typing import ClassVar
 from pykv.ggml import Tensor
 from pykv.memory import LayerSpec, MemorySpec
 from pykv.models.graph_builder import GraphBuilder
-from pykv.models.hparams import HParams, refuse_experts, refuse_headless_layers
+from pykv.models.hparams import HParams, refuse_headless_layers
 from pykv.models.keys import Keys
 from pykv.models.rope import ContextRope
 from pykv.models.weights import LayerWeights, Weights
@@ -49,7 +49,6 @@ class Llama:
     has_qk_norm: ClassVar[bool] = False
 
     def __init__(self, hparams: HParams, weights: Weights, keys: Keys) -> None:
-        refuse_experts(keys)
         refuse_headless_layers(keys, hparams)
         hp, place = hparams, weights.placement
         self.hparams = hparams

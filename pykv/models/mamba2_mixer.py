@@ -88,7 +88,7 @@ class Mamba2Mixer:
             dt_b=w.need("ssm_dt.bias", n_head),
             a=w.need_f32("ssm_a", 1, n_head),
             d=w.need_f32("ssm_d", 1, n_head),
-            norm=some("ssm_norm.weight", n // n_group, n_group),
+            norm=(w.need_f32 if needs_all else w.maybe_f32)("ssm_norm.weight", n // n_group, n_group),
             w_out=w.need("ssm_out.weight", n, n_embd),
         )
 

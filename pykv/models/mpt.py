@@ -18,6 +18,9 @@ from pykv.models.keys import Keys
 from pykv.models.rope import ContextRope
 from pykv.models.weights import LayerWeights, Weights
 
+MAX_BIAS = 126.0
+"""The smallest slope is 2 to the minus this; one that float32 rounds to 0 would make NaN of what is masked."""
+
 
 @dataclass(frozen=True)
 class MptLayer:
@@ -53,6 +56,8 @@ class Mpt:
     def _take_more(self, weights: Weights, keys: Keys) -> None:
         """Take what relatives have otherwise."""
         self.max_bias = keys.unsigned("attention.max_alibi_bias", 0.0)
+        if self.max_bias > MAX_BIAS:
+            raise keys.refusal("attention.max_alibi_bias", self.max_bias, f"at most {MAX_BIAS}")
         self.clamp = keys.unsigned("attention.clamp_kqv", 0.0)
         ne = (self.hparams.n_embd, self.hparams.n_ctx_train)
         self.pos_embd = weights.maybe("position_embd.weight", ne, weights.placement.input)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from pykv.errors import GGUFError
 from pykv.ggml import Tensor, ops
 from pykv.memory import LayerSpec
 from pykv.models.blocks import Affine, GatedFFN, affine, silu_ffn
@@ -84,8 +83,6 @@ class Qwen3Next(MixedDecoder):
     """A decoder of the Qwen3-Next family."""
 
     def _read(self, keys: Keys) -> None:
-        if keys.size("nextn_predict_layers", 0, least=0):
-            raise GGUFError(f"{keys.path}: {keys.key('nextn_predict_layers')}: such layers are not supported here")
         refuse_tensors(keys, "ssm_in.weight")  # an older layout of what the delta nets are given
         hp = self.hparams
         refuse_headless_layers(keys, hp)

@@ -13,7 +13,7 @@ from pykv.models.gemma2 import Gemma2
 from pykv.models.gemma3 import Gemma3
 from pykv.models.gemma3n import Gemma3n
 from pykv.models.gpt_oss import GptOss
-from pykv.models.hparams import HParams
+from pykv.models.hparams import HParams, refuse_drafting_layers, refuse_experts
 from pykv.models.jamba import Jamba
 from pykv.models.keys import Keys
 from pykv.models.lfm2 import Lfm2
@@ -53,6 +53,24 @@ ARCHITECTURES: dict[str, Build] = {
     "rwkv7": Rwkv7,
     "qwen3next": Qwen3Next,
 }
+
+MIXING_EXPERTS = frozenset({"llama4", "gpt-oss", "deepseek2", "jamba", "qwen3next"})
+"""Those that read ``expert_count``; a file of another family that has experts would be computed without them."""
+
+
+def build_architecture(hparams: HParams, weights: Weights, keys: Keys) -> Architecture:
+    """Return the architecture of a file.
+
+    Raises
+    ------
+    UnknownArchitectureError : lists those that there are.
+    GGUFError : a key or a tensor is missing, of no use, or of a variant that is not supported; names it.
+    """
+    build = find_architecture(keys.architecture)
+    if keys.architecture not in MIXING_EXPERTS:
+        refuse_experts(keys)
+    refuse_drafting_layers(keys)
+    return build(hparams, weights, keys)
 
 
 def find_architecture(name: str) -> Build:

@@ -85,10 +85,18 @@ class Weights:
 
     def need_f32(self, name: str, ne: tuple[int, ...], device: Device) -> Tensor:
         """Return the tensor of that name, which its reader takes as f32 only; checks it like `need`."""
-        tensor = self.need(name, ne, device)
-        if tensor.dtype != DType.F32:
-            raise GGUFError(f"{self._file.path}: the tensor {name!r} is {tensor.dtype.label}, expected f32")
-        return tensor
+        self._check_f32(name)
+        return self.need(name, ne, device)
+
+    def maybe_f32(self, name: str, ne: tuple[int, ...], device: Device) -> Tensor | None:
+        """Return the tensor of that name, or None if the file has none; checks it like `need_f32`."""
+        self._check_f32(name)
+        return self.maybe(name, ne, device)
+
+    def _check_f32(self, name: str) -> None:
+        info = self._file.tensors.get(name)
+        if info is not None and info.dtype != DType.F32:
+            raise GGUFError(f"{self._file.path}: the tensor {name!r} is {info.dtype.label}, expected f32")
 
     def has(self, name: str) -> bool:
         """Return whether the file has a tensor of that name."""
@@ -153,6 +161,10 @@ class LayerWeights:
     def need_f32(self, name: str, *ne: int) -> Tensor:
         """See `Weights.need_f32`."""
         return self.weights.need_f32(self.prefix + name, ne, self.device)
+
+    def maybe_f32(self, name: str, *ne: int) -> Tensor | None:
+        """See `Weights.maybe_f32`."""
+        return self.weights.maybe_f32(self.prefix + name, ne, self.device)
 
     def has(self, name: str) -> bool:
         """Return whether the file has a tensor of that name."""

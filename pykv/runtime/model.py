@@ -13,7 +13,7 @@ from pykv.ggml import Device, cpu_device, devices, find_device
 from pykv.ggml.owner import Owner
 from pykv.gguf import GGUFFile, Metadata
 from pykv.memory import MemoryPlan
-from pykv.models import Architecture, HParams, Keys, Placement, Weights, find_architecture
+from pykv.models import Architecture, HParams, Keys, Placement, Weights, build_architecture, find_architecture
 from pykv.models.weights import Progress
 from pykv.runtime.context import Context
 from pykv.runtime.memory_layout import plan_of
@@ -41,10 +41,9 @@ class Model:
         self.path: Path = file.path
         self.metadata: Metadata = file.metadata
         self.placement = placement
-        build = find_architecture(self.metadata.typed("general.architecture", str))
         self.hparams = HParams.from_gguf(file)
         weights = Weights(file, placement)
-        self.architecture: Architecture = build(self.hparams, weights, Keys(file))
+        self.architecture: Architecture = build_architecture(self.hparams, weights, Keys(file))
         self._buffers = weights.load(progress)
         self._closed = False
 

@@ -126,6 +126,7 @@ MLA = "{arch}.attention.key_length_mla"
         ),
         ({"{arch}.attention.q_lora_rank": None}, r"deepseek2\.attention\.q_lora_rank"),
         ({"{arch}.attention.kv_lora_rank": 16}, r"must be \(1, 32, 16\)"),
+        ({"{arch}.attention.kv_lora_rank": 2**31 - 1}, r"a\.gguf: .*kv_lora_rank=2147483647 must be at most the 48 el"),
         ({"{arch}.expert_gating_func": 4}, r"expert_gating_func=4 must be one of \[1, 2, 3\]"),
         ({"{arch}.expert_used_count": 5}, "expert_used_count=5 must be at most the 4 experts"),
         ({"{arch}.expert_group_count": 3}, "expert_group_count=3 must be equal parts of 4 experts"),

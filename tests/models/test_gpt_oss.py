@@ -23,6 +23,7 @@ Write = Callable[[TinyFile], Path]
 EXACT = {"type_k": "f32", "type_v": "f32", "n_threads": 1, "n_ctx": 256, "n_ubatch": 32}
 TOKENS = [int(t) for t in np.random.default_rng(9).integers(0, 256, 120)]
 MODEL = MODELS["gpt-oss-4l-w32"]
+UP_BIAS = "blk.1.ffn_up_exps.bias"
 
 
 def rows_of(path: Path, **params: Any) -> np.ndarray:
@@ -71,6 +72,11 @@ def test_paths_agree_on_sinks(write_tiny: Write, tmp_path: Path) -> None:
         ({}, {"blk.2.attn_sinks.weight": None}, r"'blk\.2\.attn_sinks\.weight' \[4\] is missing"),
         ({}, {"blk.0.ffn_up_exps.weight": None}, r"'blk\.0\.ffn_up_exps\.weight' \[64, 48, 4\] is missing"),
         ({}, {"output.weight": None}, r"'output\.weight'"),
+        (
+            {},
+            {UP_BIAS: MODEL.weights()[UP_BIAS].astype(np.float16)},
+            r"'blk\.1\.ffn_up_exps\.bias' is f16, expected f32",
+        ),
     ],
 )
 def test_what_a_file_must_not_say(tmp_path: Path, keys: Any, tensors: Any, message: str) -> None:

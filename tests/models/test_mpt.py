@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.changed_file import write_changed
 from support.tiny import bloom, mpt
 from support.tiny.model import TinyFile
 
@@ -66,6 +67,27 @@ class WithMore(mpt.Mpt):
 def test_norms_of_queries_are_refused_by_name(write_tiny: Write) -> None:
     with pytest.raises(GGUFError, match="attn_q_norm"):
         pykv.Model.load(write_tiny(WithMore(seed=3)))
+
+
+@pytest.mark.parametrize("model", [mpt.MODELS["mpt-3l-4heads"], bloom.MODELS["bloom-3l-4heads"]], ids=["mpt", "bloom"])
+@pytest.mark.parametrize("key", ["expert_count", "nextn_predict_layers"])
+def test_experts_were_left_out(tmp_path: Path, model: TinyFile, key: str) -> None:
+    path = write_changed(model, tmp_path / "a.gguf", {f"{{arch}}.{key}": 4})
+    with pytest.raises(GGUFError, match=f"{model.arch}.{key}: .* not supported"):
+        pykv.Model.load(path)
+
+
+def test_slopes_of_zero_made_nan_of_what_is_masked(write_tiny: Write) -> None:
+    with pytest.raises(GGUFError, match=r"mpt\.attention\.max_alibi_bias=.* must be at most 126"):
+        pykv.Model.load(write_tiny(replace(mpt.MODELS["mpt-3l-4heads"], max_bias=1e38)))
+    for model in (mpt.MODELS["mpt-3l-4heads"], mpt.MODELS["mpt-2l-wide-6heads-clamp"]):
+        for attention in ("fused", "flash", "matmul"):
+            with (
+                pykv.Model.load(write_tiny(replace(model, max_bias=126.0))) as loaded,
+                loaded.context(n_ctx=256, n_threads=1, attention=attention) as context,
+            ):
+                context.decode(pykv.Batch(range(40), logits="all"))
+                assert np.isfinite(context.logits).all()
 
 
 def test_slopes_hold_after_a_shift(write_tiny: Write) -> None:

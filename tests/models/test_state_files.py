@@ -41,6 +41,7 @@ def half(model: TinyFile, name: str) -> dict[str, np.ndarray]:
 MAMBA, MAMBA2, LFM2 = mamba.Mamba(n_layer=1), mamba2.Mamba2(n_layer=1), lfm2.Lfm2(n_layer=2, attention_layers=(1,))
 QWEN, RWKV = qwen3next.Qwen3Next(n_layer=4), rwkv7.Rwkv7(n_layer=2)
 JAMBA, FALCON = jamba.Jamba(n_layer=2), falcon_h1.FalconH1(n_layer=1)
+NORMED = falcon_h1.FalconH1(n_layer=1, has_scan_norm=True)
 EXTRA = np.zeros(4, np.float32)
 
 BAD = {
@@ -61,6 +62,18 @@ BAD = {
     "shift of one": Bad(RWKV, "token_shift_count must be 2", {"token_shift_count": 1}),
     "no lerp": Bad(
         RWKV, "'blk.1.time_mix_lerp_fused.weight' .* is missing", tensors={"blk.1.time_mix_lerp_fused.weight": None}
+    ),
+    "experts of mamba": Bad(MAMBA, "mamba.expert_count: mixtures", {"expert_count": 4}),
+    "experts of mamba2": Bad(MAMBA2, "mamba2.expert_count: mixtures", {"expert_count": 4}),
+    "experts of rwkv7": Bad(RWKV, "rwkv7.expert_count: mixtures", {"expert_count": 4}),
+    "experts of falcon-h1": Bad(FALCON, "falcon-h1.expert_count: mixtures", {"expert_count": 4}),
+    "drafts of mamba": Bad(MAMBA, "mamba.nextn_predict_layers: such layers", {"nextn_predict_layers": 1}),
+    "drafts of jamba": Bad(JAMBA, "jamba.nextn_predict_layers: such layers", {"nextn_predict_layers": 1}),
+    "norm in f16": Bad(
+        MAMBA2, "'blk.0.ssm_norm.weight' is f16, expected f32", tensors=half(MAMBA2, "blk.0.ssm_norm.weight")
+    ),
+    "norm of falcon-h1 in f16": Bad(
+        NORMED, "'blk.0.ssm_norm.weight' is f16, expected f32", tensors=half(NORMED, "blk.0.ssm_norm.weight")
     ),
     "drafting layers": Bad(QWEN, "nextn_predict_layers: such layers are not supported", {"nextn_predict_layers": 1}),
     "older delta nets": Bad(QWEN, "'blk.0.ssm_in.weight' is of a variant", tensors={"blk.0.ssm_in.weight": EXTRA}),
