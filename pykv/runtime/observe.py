@@ -33,6 +33,9 @@ _Array = TypeVar("_Array", bound=AnyArray)
 class Observation:
     """The attention that the cells of one stream received from the tokens of one ubatch.
 
+    A memory with windows stores layers with a window apart from the others, so that there is one observation for each
+    of the two kinds: `mass` names the layers.
+
     Attributes
     ----------
     stream : the stream.
