@@ -62,6 +62,19 @@ class RecurrentSlot:
             return False  # in no plane: a model may write all of them, however few tokens there are
         return plane > 0 or (cell != self.rs_z and int(self.s_copy[i]) == cell)
 
+    def rows_moved(self) -> tuple[int, ...]:
+        """Return the rows of states that the computation only moves out of the way, where they are before it."""
+        if self.n == self.n_seqs:
+            return ()
+        taking = {s for ids in self.after.owners[self.head : self.head + self.n_seqs] for s in ids}
+        table = self.before
+        rows = {
+            table.plane[s] * table.n + c
+            for s, c in enumerate(table.tail)
+            if c != NO_CELL and s not in taking and not self.spares(c, table.plane[s])
+        }
+        return tuple(sorted(rows))
+
     def rows_at_risk(self, n_cells: int, n_rs_seq: int) -> I64Array:
         """Return (k,) the rows that the computation may write, ascending, those of every plane.
 

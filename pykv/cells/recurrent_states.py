@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -69,14 +69,15 @@ class RecurrentStates:
         self.n_changes += 1
         self._table = slot.after
 
-    def retract(self, slot: RecurrentSlot, *, touched: bool = True) -> tuple[int, ...]:
+    def retract(self, slot: RecurrentSlot, *, touched: bool = True, kept: Collection[int] = ()) -> tuple[int, ...]:
         """Take back the slot that was applied last, because its states could not be computed.
 
         With `touched` rows may have been written, and a state that was overwritten cannot be had again: every
         sequence is afterwards as before the ubatch, or gone. Gone are those whose state was in a cell of the run:
         those of the ubatch, unless they had just left a shared cell, and those that were moved to make room. A
         caller that has put ``slot.rows_at_risk`` back, or never begun to compute, says ``touched=False`` and
-        loses nothing.
+        loses nothing; one that has put the rows `kept` back loses nobody who reads those, but what they could go
+        back to.
 
         Returns
         -------
@@ -94,7 +95,10 @@ class RecurrentStates:
         self._table = table = slot.before.copy()
         if not touched:
             return ()
-        lost = [s for s, c in enumerate(table.tail) if c != NO_CELL and not slot.spares(c, table.plane[s])]
+        hit = [s for s, c in enumerate(table.tail) if c != NO_CELL and not slot.spares(c, table.plane[s])]
+        lost = [s for s in hit if table.plane[s] * table.n + table.tail[s] not in kept]
+        for s in hit:
+            table.trail[s] = table.trail[s][:1]
         for s in lost:
             table.drop(s)
         for cell in range(slot.head, slot.head + slot.n):

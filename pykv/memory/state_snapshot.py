@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pykv.errors import ParamError
-from pykv.memory.saved_rows import RowsOf, saved
+from pykv.memory.saved_rows import HostRows, RowsOf, saved
 from pykv.memory.snapshot import Write
 
 if TYPE_CHECKING:
@@ -55,11 +55,28 @@ class StatePiece:
         self._rows.close()
 
 
-def _rows_of(memory: RecurrentMemory, row: int) -> list[RowsOf]:
-    """Return one row of every tensor."""
+class KeptStates:
+    """Copies of some rows of all layers, in host memory, to be put back where they were.
+
+    Attributes
+    ----------
+    rows : which.
+    """
+
+    def __init__(self, memory: RecurrentMemory, rows: tuple[int, ...]) -> None:
+        self.rows, self._places = rows, _rows_of(memory, *rows) if rows else []
+        self._data = HostRows(self._places)
+
+    def put_back(self) -> None:
+        """Write the copies into their rows. Mutates the tensors."""
+        self._data.write_to(self._places)
+
+
+def _rows_of(memory: RecurrentMemory, *rows: int) -> list[RowsOf]:
+    """Return some rows of every tensor."""
     found = []
     for layer in memory.plan.layers:
         for tensor in memory.tensors(layer.il):
             if tensor is not None:
-                found.append(RowsOf(tensor, np.array([row]), layer.buffer_type))
+                found.append(RowsOf(tensor, np.array(rows), layer.buffer_type))
     return found

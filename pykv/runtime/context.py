@@ -88,8 +88,8 @@ class Context:
         Afterwards `logits` holds the rows that the batch asked for. Either the whole batch finds room or nothing
         changes. If computing fails or is cancelled, the memory is as after the last ubatch that was computed whole,
         but for states: one that a ubatch was writing is neither old nor new, so that in a memory with states the
-        sequences of a ubatch that stops amid its computation are empty afterwards, and so are those whose states it
-        was moving out of the way. A ubatch that fails before its computation has begun loses nothing.
+        sequences of a ubatch that stops amid its computation are empty afterwards. Others are as before. A ubatch that
+        fails before its computation has begun loses nothing.
 
         Raises
         ------

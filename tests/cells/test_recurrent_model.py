@@ -156,8 +156,8 @@ class States(RuleBasedStateMachine):
             self.rows.compute(slot, self.tokens(ub, sets, histories))
             self.histories = histories
 
-    @rule(data=st.data(), put_back=st.booleans())
-    def fail(self, data: st.DataObject, put_back: bool) -> None:
+    @rule(data=st.data(), put_back=st.sampled_from(["all", "moved", "none"]))
+    def fail(self, data: st.DataObject, put_back: str) -> None:
         """Let a computation fail after it has written over all that it may."""
         after = list(self.histories)
         ub, sets = self.draw_ubatch(data, after)
@@ -167,15 +167,19 @@ class States(RuleBasedStateMachine):
         self.rows.compute(slot, self.tokens(ub, sets, after))
         at_risk = set(slot.rows_at_risk(self.n, self.n_rs_seq).tolist())
         assert at_risk == self.rows.written
-        if put_back:
+        if put_back == "all":
             self.rows.rows = rows
             assert self.cells.retract(slot, touched=False) == ()
             assert state(self.cells) == kept
             return
+        taking = {s for ids in sets for s in ids}
+        moved = {row for s, row in enumerate(where) if row in at_risk and s not in taking}
+        assert slot.rows_moved() == tuple(sorted(moved))
+        kept = moved if put_back == "moved" else set()
         for row in at_risk:
-            self.rows.rows[row] = GARBAGE
-        lost = self.cells.retract(slot)
-        assert lost == tuple(s for s in range(N_SEQ) if where[s] in at_risk)
+            self.rows.rows[row] = rows[row] if row in kept else GARBAGE
+        lost = self.cells.retract(slot, kept=kept)
+        assert lost == tuple(s for s in range(N_SEQ) if where[s] in at_risk - kept)
         for s in lost:
             self.histories[s] = []
         self.adopt()

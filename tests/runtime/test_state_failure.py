@@ -21,9 +21,9 @@ SETTINGS = {"n_ctx": 256, "n_seq_max": 4, "n_ubatch": 32, "n_threads": 1}
 
 @pytest.fixture(params=["mamba-4l", "jamba-4l"])
 def context(request: pytest.FixtureRequest, write_tiny: Callable[[TinyFile], Path]) -> Iterator[pykv.Context]:
-    """Sequences 0 to 2 hold the same ten tokens each."""
+    """Sequences 0 to 2 hold the same ten tokens each; the state of 2 lies between those of 0 and 1."""
     with pykv.Model.load(write_tiny(BY_NAME[request.param])) as model, model.context(**SETTINGS) as context:
-        for s in range(3):
+        for s in (0, 2, 1):
             context.decode(pykv.Batch(TOKENS[:10], seq_id=s))
         yield context
 
@@ -42,7 +42,7 @@ def next_logits(context: pykv.Context, s: int) -> np.ndarray:
 def test_a_decode_that_fails_before_computing_loses_no_state(
     context: pykv.Context, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Sequence 1 lies between the two of the batch, and would be moved."""
+    """Sequence 2 lies between the two of the batch, and would be moved."""
 
     def full(*_: object) -> None:
         raise AllocError("full")
@@ -54,7 +54,7 @@ def test_a_decode_that_fails_before_computing_loses_no_state(
         else:
             patch.setattr(context._compute, "_graph_for", full)
         with pytest.raises(AllocError):
-            context.decode(pykv.Batch([5, 6], seq_id=[0, 2], pos=[10, 10]))
+            context.decode(pykv.Batch([5, 6], seq_id=[0, 1], pos=[10, 10]))
     assert ends(context) == [9, 9, 9, -1]
     given = [next_logits(context, s) for s in range(3)]
     assert np.array_equal(given[0], given[1])
@@ -76,6 +76,27 @@ def test_a_decode_that_fails_amid_computing_empties_its_sequences(
             context.decode(pykv.Batch(TOKENS[:3], seq_id=0, pos=[10, 11, 12]))
     assert ends(context) == [-1, 9, 9, -1]
     assert np.array_equal(next_logits(context, 1), next_logits(context, 2))
+
+
+def test_a_sequence_that_was_moved_out_of_the_way_survives_a_failure(
+    context: pykv.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state lies between those of the batch; llama.cpp would go on with one that is half here, half there."""
+    compute = Sched.compute
+
+    def stopped(sched: Sched, graph: object) -> None:
+        compute(sched, graph)  # type: ignore[arg-type]
+        raise ComputeCancelled("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sched, "compute", stopped)
+        with pytest.raises(ComputeCancelled):
+            context.decode(pykv.Batch([5, 6], seq_id=[0, 1], pos=[10, 10]))
+    assert ends(context) == [-1, -1, 9, -1]
+    given = next_logits(context, 2)
+    context.memory.clear()
+    context.decode(pykv.Batch(TOKENS[:10], seq_id=1))
+    assert np.allclose(given, next_logits(context, 1), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["mamba-4l", "rwkv7-3l"])
