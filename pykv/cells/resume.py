@@ -14,12 +14,15 @@ from pykv.cells.window import Window
 from pykv.typing import I64Array
 
 
-def resume_points(cells: KVCells, seq_id: int, p: int, window: Window) -> I64Array:
-    """Return the runs of positions up to `p`, always from 0 on, that follow a token and find all that they see."""
-    at = np.unique(_stored(cells, seq_id, 0, p))
-    runs = runs_of(at)
-    begins = np.repeat(runs[:, 0], runs[:, 1] - runs[:, 0] + 1)  # of the run that each position belongs to
-    return runs_of(np.concatenate(([0], at[begins <= _first_needed(window, at + 1)] + 1)))
+def resume_points(whole: KVCells, cells: KVCells, seq_id: int, p: int, window: Window) -> I64Array:
+    """Return the runs of positions up to `p`, always from 0 on, that follow a token and find all that they see.
+
+    The tokens that can be followed are those of `whole`; what is seen are those of `cells`.
+    """
+    ends = np.concatenate(([0], np.unique(_stored(whole, seq_id, 0, p)) + 1))
+    at, first = np.unique(_stored(cells, seq_id, 0, p)), _first_seen(window, ends)
+    n_stored = np.searchsorted(at, ends) - np.searchsorted(at, first)
+    return runs_of(ends[n_stored == ends - first])
 
 
 def missing_before(cells: KVCells, seq_id: int, p: int, window: Window) -> tuple[int, int] | None:

@@ -77,6 +77,7 @@ class ISWACache(MemoryParts):
         if swa_full:
             # differs from llama.cpp: there cells outside the window are overwritten even so, once there are holes
             self.swa.streams.window = NO_WINDOW
+        self.swa.beside = self.base
         super().__init__(spec, (self.base, self.swa), guard)
         self.settings = settings
         self._cut: set[int] = set()  # sequences whose window may lack tokens

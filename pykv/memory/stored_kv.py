@@ -47,6 +47,7 @@ class StoredKV:
     streams : the bookkeeping.
     store : the tensors.
     listeners : told of every verb.
+    beside : the cache that holds all tokens, where this one has only to hold those in a window; None = this one.
 
     Parameters
     ----------
@@ -86,6 +87,7 @@ class StoredKV:
         self.streams: CellStreams = _streams(spec, settings) if other is None else other.streams
         self.guard: Guard = guard or (Guard() if other is None else other.guard)
         self.listeners: list[Listener] = []
+        self.beside: StoredKV | None = None
         self._mover = RowMover(self.store, usable_cores() if n_threads is None else n_threads)
         self._follower: RowFollower = RowFollower(self.streams, self.guard.flag) if other is None else other._follower
         self._follower.join(self._mover)
@@ -224,7 +226,8 @@ class StoredKV:
         p = integer("p", p, 0, POS_INF - 1)
         if self.spec.n_pos_per_embd > 1:  # pictures: many tokens at one position, and positions without any
             return np.array([[0, min(p, self.streams.pos_max(seq_id) + 1)]])
-        return resume_points(self._cells_of(seq_id), int(seq_id), p, self.spec.window)
+        whole = self if self.beside is None else self.beside
+        return resume_points(whole._cells_of(seq_id), self._cells_of(seq_id), int(seq_id), p, self.spec.window)
 
     # inspection
 

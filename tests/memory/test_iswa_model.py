@@ -37,6 +37,7 @@ class WindowMachine(RuleBasedStateMachine):
 
     @rule(s=SEQS, n=st.integers(1, 9))
     def decode(self, s: int, n: int) -> None:
+        self.memory.update()  # which a batch begins with, whatever becomes of it
         first, before = self.memory.pos_max(s) + 1, both(self.memory)
         if n > self.naive.n_free(s):
             return
