@@ -24,7 +24,7 @@ def plan_of(model: Model, params: ContextParams) -> MemoryPlan:
     spec = model.architecture.memory_spec(resolved.rope)
     # rows of equal width take the same bytes in both layouts: no need to measure which one it will be
     is_even = len({layer.n_embd_v for layer in spec.layers if layer.n_head_kv}) == 1
-    if is_even and resolved.attention != "matmul":
+    if is_even and resolved.attention in ("auto", "flash"):
         attention = AttentionPlan.of(AttentionPath.FLASH)
     else:
         attention = attention_choice(model, resolved, spec).plan

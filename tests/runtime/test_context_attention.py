@@ -78,8 +78,9 @@ def test_heads_that_are_not_covered_take_ggmls_path(write_tiny: Write) -> None:
             twin = Twin(context, ODD, ROUNDED)
             twin.decode(20)
             twin.decode(1)
-        with pytest.raises(ParamError, match="attention='fused': the fused kernel does not cover heads that are not"):
-            model.context(**SMALL, attention="fused")
+        for make in (model.context, model.plan):
+            with pytest.raises(ParamError, match="attention='fused': the fused kernel does not cover heads that are"):
+                make(**SMALL, attention="fused")
 
 
 def test_keys_on_another_device_take_ggmls_path(write_tiny: Write, monkeypatch: pytest.MonkeyPatch) -> None:
