@@ -383,7 +383,7 @@ def test_a_cache_larger_than_the_servers_memory(client: Client, path: str) -> No
     """Refused before anything is asked of the server, and the server goes on."""
     refusal = client.refusal("logits", path=path, devices=["RPC0"], steps=[], context={"n_ctx": 2**30})
     assert re.match(
-        r"AllocError: n_ctx=1073741824 x 1 streams needs \d+ bytes of KV cache in RPC0\[.* bytes free", refusal
+        r"AllocError: KV cache of n_ctx=1073741824 x 1 streams needs \d+ bytes in RPC0\[.* bytes free", refusal
     )
     assert client.ask("round_trip", device="RPC0", n_bytes=4096)
 
