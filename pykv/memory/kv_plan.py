@@ -9,7 +9,7 @@ from functools import cached_property
 from pykv.errors import ParamError
 from pykv.ggml import Arena, BufferType, DType, Tensor, cpu_device
 from pykv.memory.kv_settings import KVSettings, kv_type
-from pykv.memory.memory_buffers import by_buffer_type
+from pykv.memory.memory_buffers import TensorPlan
 from pykv.memory.spec import LayerSpec, MemorySpec, layer_map
 
 
@@ -24,7 +24,7 @@ class LayerPlan:
 
 
 @dataclass(frozen=True)
-class KVPlan:
+class KVPlan(TensorPlan[LayerPlan]):
     """What a `KVCache` of these settings consists of. Nothing is allocated.
 
     Raises
@@ -79,11 +79,6 @@ class KVPlan:
         """Layers that read the tensors of another cache: layer → the layer there."""
         return {il: source for il, source in self.share.items() if self._is_wanted(il)}
 
-    @cached_property
-    def by_buffer_type(self) -> tuple[tuple[BufferType, tuple[LayerPlan, ...]], ...]:
-        """Layers grouped by where they go, ordered by the buffer type's name."""
-        return by_buffer_type(self.layers)
-
     @property
     def purpose(self) -> str:
         """What the memory is for."""
@@ -102,16 +97,6 @@ class KVPlan:
     def nbytes_per_stream(self) -> int:
         """Bytes of one stream over all layers."""
         return sum(self.nbytes_per_layer.values()) // self.settings.n_stream
-
-    @cached_property
-    def nbytes_per_buffer_type(self) -> dict[str, int]:
-        """Bytes that allocation takes in each buffer type, alignment included."""
-        return {kind.name: kind.alloc_size(self.make_tensors(layers)[0]) for kind, layers in self.by_buffer_type}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that allocation takes in all."""
-        return sum(self.nbytes_per_buffer_type.values())
 
     def make_tensors(self, layers: tuple[LayerPlan, ...]) -> tuple[Arena, list[tuple[Tensor, Tensor | None]]]:
         """Return an arena with the K and V headers of some layers, and these in pairs; V is None where K holds it."""

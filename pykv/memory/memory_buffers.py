@@ -1,9 +1,11 @@
-"""Give a plan of tensors its memory: one buffer per buffer type, after a look whether there is room."""
+"""TensorPlan: tensors of layers and the bytes they take; and its memory, given after a look whether there is room."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
 
 from pykv.errors import AllocError
 from pykv.ggml import Arena, Buffer, BufferType, Tensor, devices
@@ -11,7 +13,7 @@ from pykv.ggml import Arena, Buffer, BufferType, Tensor, devices
 Pair = tuple[Tensor | None, Tensor | None]
 
 
-class HasLayer(Protocol):
+class PlacedLayer(Protocol):
     """A layer of a plan."""
 
     @property
@@ -19,50 +21,50 @@ class HasLayer(Protocol):
         """Which one."""
         ...
 
-
-class HasPlace(HasLayer, Protocol):
-    """A layer of a plan that has been placed."""
-
     @property
     def buffer_type(self) -> BufferType:
         """Where it goes."""
         ...
 
 
-L = TypeVar("L", bound=HasLayer)
-P = TypeVar("P", bound=HasPlace)
+L = TypeVar("L", bound=PlacedLayer)
 
 
-class BufferPlan(Protocol[L]):
-    """Up to two tensors a layer, and the buffer type of each layer."""
-
-    @property
-    def by_buffer_type(self) -> tuple[tuple[BufferType, tuple[L, ...]], ...]:
-        """Layers grouped by where they go."""
-        ...
+class TensorPlan(ABC, Generic[L]):
+    """Up to two tensors a layer, where they go, and the bytes they take. Nothing is allocated."""
 
     @property
-    def nbytes_per_buffer_type(self) -> Mapping[str, int]:
-        """Bytes that allocation takes in each buffer type, alignment included."""
-        ...
+    @abstractmethod
+    def layers(self) -> tuple[L, ...]:
+        """The layers that own tensors, in order."""
 
     @property
+    @abstractmethod
     def purpose(self) -> str:
         """What the memory is for, in messages: sizes first."""
-        ...
 
+    @abstractmethod
     def make_tensors(self, layers: tuple[L, ...]) -> tuple[Arena, Sequence[Pair]]:
         """Return an arena with the headers of some layers, and these in pairs; None for a tensor that is not there."""
-        ...
+
+    @cached_property
+    def by_buffer_type(self) -> tuple[tuple[BufferType, tuple[L, ...]], ...]:
+        """Layers grouped by where they go, ordered by the buffer type's name."""
+        kinds = sorted({layer.buffer_type for layer in self.layers}, key=lambda kind: kind.name)
+        return tuple((kind, tuple(layer for layer in self.layers if layer.buffer_type == kind)) for kind in kinds)
+
+    @cached_property
+    def nbytes_per_buffer_type(self) -> dict[str, int]:
+        """Bytes that allocation takes in each buffer type, alignment included."""
+        return {kind.name: kind.alloc_size(self.make_tensors(layers)[0]) for kind, layers in self.by_buffer_type}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that allocation takes in all."""
+        return sum(self.nbytes_per_buffer_type.values())
 
 
-def by_buffer_type(layers: Sequence[P]) -> tuple[tuple[BufferType, tuple[P, ...]], ...]:
-    """Return layers grouped by where they go, ordered by the buffer type's name."""
-    kinds = sorted({layer.buffer_type for layer in layers}, key=lambda kind: kind.name)
-    return tuple((kind, tuple(layer for layer in layers if layer.buffer_type == kind)) for kind in kinds)
-
-
-def allocate(plan: BufferPlan[L]) -> tuple[list[Buffer], dict[int, Pair]]:
+def allocate(plan: TensorPlan[L]) -> tuple[list[Buffer], dict[int, Pair]]:
     """Return zeroed buffers, and the tensors of each layer.
 
     Raises
@@ -86,7 +88,7 @@ def allocate(plan: BufferPlan[L]) -> tuple[list[Buffer], dict[int, Pair]]:
     return buffers, tensors
 
 
-def _check_room(plan: BufferPlan[L]) -> None:
+def _check_room(plan: TensorPlan[L]) -> None:
     """Refuse what the devices lack before anything is touched."""
     # differs from llama.cpp: asked first, because a host that overcommits would grant it and end the process later
     needs, free = plan.nbytes_per_buffer_type, dict[str, int]()

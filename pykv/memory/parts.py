@@ -272,11 +272,10 @@ class MemoryParts(Snapshots):
     # mechanism
 
     def _all_or_none(self, act: Callable[[Part], None]) -> None:
-        undo = [part.bookmark() for part in self.parts]
+        undo = self.bookmark()
         try:
             for part in self.parts:
                 act(part)
         except BaseException:
-            for each in undo:
-                each()
+            undo()
             raise

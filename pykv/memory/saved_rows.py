@@ -10,7 +10,7 @@ import numpy as np
 
 from pykv.ggml import Arena, BufferType, Tensor
 from pykv.ggml.tensor_rows import move_rows, read_rows, write_rows
-from pykv.memory.memory_buffers import allocate, by_buffer_type
+from pykv.memory.memory_buffers import TensorPlan, allocate
 from pykv.memory.v_layout import cell_bytes, set_cell_bytes
 from pykv.typing import AnyArray, I64Array
 
@@ -140,16 +140,12 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class _RowsPlan:
+class _RowsPlan(TensorPlan[_Place]):
     places: tuple[_Place, ...]
 
     @property
-    def by_buffer_type(self) -> tuple[tuple[BufferType, tuple[_Place, ...]], ...]:
-        return by_buffer_type(self.places)
-
-    @property
-    def nbytes_per_buffer_type(self) -> dict[str, int]:
-        return {kind.name: kind.alloc_size(self.make_tensors(places)[0]) for kind, places in self.by_buffer_type}
+    def layers(self) -> tuple[_Place, ...]:
+        return self.places
 
     @property
     def purpose(self) -> str:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from pykv.errors import ParamError
 from pykv.ggml import Arena, BufferType, DType, Tensor, cpu_device
-from pykv.memory.memory_buffers import by_buffer_type
+from pykv.memory.memory_buffers import TensorPlan
 from pykv.memory.spec import MemorySpec, StateSpec
 from pykv.typing import MAX_SEQ, as_int
 
@@ -23,7 +23,7 @@ class StateLayerPlan:
 
 
 @dataclass(frozen=True)
-class StatePlan:
+class StatePlan(TensorPlan[StateLayerPlan]):
     """What a `RecurrentMemory` consists of: per layer up to two f32 tensors `[n_embd, n_seq_max * n_planes]`.
 
     Attributes
@@ -66,11 +66,6 @@ class StatePlan:
             if layer.state is not None
         )
 
-    @cached_property
-    def by_buffer_type(self) -> tuple[tuple[BufferType, tuple[StateLayerPlan, ...]], ...]:
-        """Layers grouped by where they go, ordered by the buffer type's name."""
-        return by_buffer_type(self.layers)
-
     @property
     def purpose(self) -> str:
         """What the memory is for."""
@@ -80,16 +75,6 @@ class StatePlan:
     def nbytes_per_layer(self) -> dict[int, int]:
         """Bytes of each layer's states, without alignment."""
         return {layer.il: 4 * self.n_rows * (layer.state.n_embd_r + layer.state.n_embd_s) for layer in self.layers}
-
-    @cached_property
-    def nbytes_per_buffer_type(self) -> dict[str, int]:
-        """Bytes that allocation takes in each buffer type, alignment included."""
-        return {kind.name: kind.alloc_size(self.make_tensors(layers)[0]) for kind, layers in self.by_buffer_type}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that allocation takes in all."""
-        return sum(self.nbytes_per_buffer_type.values())
 
     def make_tensors(
         self, layers: tuple[StateLayerPlan, ...]
