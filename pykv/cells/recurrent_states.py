@@ -116,12 +116,6 @@ class RecurrentStates:
 
         return undo
 
-    def full_slot(self, n_seqs: int) -> RecurrentSlot:
-        """Return a slot over all cells, for sizing graphs at their largest; its cells mean nothing."""
-        n_seqs = integer("n_seqs", n_seqs, 1, self.n_seq_max)
-        rows, table = np.arange(self.n_cells, dtype=np.int32), self._table
-        return RecurrentSlot(0, self.n_cells, n_seqs, 0, rows, self.n_rs_seq + 1, table, table, -1)
-
     # questions
 
     def pos_min(self, seq_id: int) -> int:

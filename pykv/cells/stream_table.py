@@ -162,11 +162,6 @@ class StreamTable:
         used = max(self.cells[s].used_max_p1 for s in slot.streams)
         return min(self.n_cells, max(pad, -(-used // pad) * pad))
 
-    def full_slot(self) -> SlotInfo:
-        """Return a slot over all streams, for sizing graphs at their largest; its cells mean nothing."""
-        ids = tuple(range(self.n_stream))
-        return SlotInfo(0, ids[-1], ids, np.zeros((len(ids), 1), np.int64))
-
     # questions
 
     def pos_min(self, seq_id: int) -> int:

@@ -5,31 +5,29 @@ Follows llama.cpp's ``llama_kv_cache_iswa``. Source: spec iswa_recurrent_hybrid.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from pykv.batch import UBatch, ValidBatch
+from pykv.batch import ValidBatch
 from pykv.cells import NO_WINDOW, CellsView, SlotInfo, SwaType, last_kept
 from pykv.cells.arguments import integer
 from pykv.errors import BatchError, NoSlotError, ParamError, ShiftUnsupported
-from pykv.ggml import BufferType, Graph, GraphInput, Tensor
+from pykv.ggml import BufferType, Graph, Tensor
 from pykv.memory import splits
 from pykv.memory.attention import AttentionPlan
 from pykv.memory.attention_mass import MassWatch
 from pykv.memory.guard import Guard
+from pykv.memory.iswa_graph import ISWAGraph
 from pykv.memory.kv_cache import KVCache
-from pykv.memory.kv_graph import KVGraph
 from pykv.memory.kv_plan import KVPlan
 from pykv.memory.kv_settings import KVSettings
-from pykv.memory.memory_graph import MemoryGraph
 from pykv.memory.parts import MemoryParts, Part, PartsContext, PartsShape
 from pykv.memory.shift_support import ShiftSupport
 from pykv.memory.snapshot import Piece
 from pykv.memory.spec import MemorySpec
 from pykv.memory.stored_kv import StoredKV
 from pykv.memory.verb import read, step, verb
-from pykv.typing import BoolArray, F32Array, I32Array
+from pykv.typing import F32Array, I32Array
 
 PAD = 256
 """A window cache holds a multiple of this many cells."""
@@ -168,7 +166,7 @@ class ISWACache(MemoryParts):
         """Return this memory's part of a graph."""
         base, swa = shape.parts
         return ISWAGraph(
-            self, self.base.graph(graph, base, attention, watches), self.swa.graph(graph, swa, attention, watches)
+            self.spec, self.base.graph(graph, base, attention, watches), self.swa.graph(graph, swa, attention, watches)
         )
 
     # sequences
@@ -328,50 +326,6 @@ class ISWACache(MemoryParts):
                 f"a window of {self.spec.window.n_swa} shows, were overwritten; remove it from {largest} on and decode "
                 "the tokens from there again"
             )
-
-
-class ISWAGraph(MemoryGraph):
-    """Nodes and inputs of both caches in one graph."""
-
-    def __init__(self, cache: ISWACache, base: KVGraph, swa: KVGraph) -> None:
-        self._halves = base, swa
-        self._is_swa = [layer.is_swa for layer in cache.spec.layers]
-
-    @property
-    def kv(self) -> ISWAGraph:
-        """The graph itself: it finds the half that a layer belongs to."""
-        return self
-
-    @property
-    def inputs(self) -> tuple[GraphInput, ...]:
-        """The inputs that `fill` writes, each once."""
-        return tuple(one for half in self._halves for one in half.inputs)
-
-    @property
-    def masses(self) -> tuple[Mapping[int, Tensor], ...]:
-        """See `MemoryGraph.masses`."""
-        of_each = zip(*(half.masses for half in self._halves), strict=True)
-        return tuple({**base, **swa} for base, swa in of_each)
-
-    def fill(self, slot: Any, ubatch: UBatch, chosen: Sequence[BoolArray] | None = None) -> None:
-        """See `MemoryGraph.fill`; `slot` holds one slot for each cache."""
-        for half, own in zip(self._halves, slot, strict=True):
-            half.fill(own, ubatch, chosen)
-
-    def store(self, il: int, k: Tensor, v: Tensor | None = None) -> None:
-        """See `KVGraph.store`."""
-        self._half(il).store(il, k, v)
-
-    def attend(self, il: int, q: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
-        """See `KVGraph.attend`."""
-        return self._half(il).attend(il, q, scale, sinks)
-
-    def observes(self, il: int) -> bool:
-        """Whether a layer is observed."""
-        return self._half(il).observes(il)
-
-    def _half(self, il: int) -> KVGraph:
-        return self._halves[self._is_swa[il]]
 
 
 def window_cells(spec: MemorySpec, settings: KVSettings, n_ubatch: int) -> int:

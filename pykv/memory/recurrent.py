@@ -6,7 +6,6 @@ Follows llama.cpp's ``llama_memory_recurrent``. Source: spec iswa_recurrent_hybr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import NoReturn, Self
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from pykv.batch import UBatch, ValidBatch
 from pykv.cells import RecurrentCells, RecurrentSlot, RecurrentView, Undo
 from pykv.cells.arguments import boolean, integer
-from pykv.errors import ParamError, PykvError, UseAfterCloseError
+from pykv.errors import ParamError, UseAfterCloseError
 from pykv.ggml import BufferType, Graph, Tensor
 from pykv.ggml.owner import Owner
 from pykv.memory import splits
@@ -23,13 +22,14 @@ from pykv.memory.attention_mass import MassWatch
 from pykv.memory.base import UpdateStatus
 from pykv.memory.guard import Guard
 from pykv.memory.memory_buffers import allocate
+from pykv.memory.recurrent_context import RecurrentContext
 from pykv.memory.recurrent_graph import RecurrentGraph, StateShape
 from pykv.memory.resumable import Resumable
 from pykv.memory.shift_support import ShiftSupport
 from pykv.memory.snapshot import Piece, Snapshots
 from pykv.memory.spec import MemorySpec
 from pykv.memory.state_plan import StatePlan
-from pykv.memory.state_snapshot import KeptStates, StatePiece, layout
+from pykv.memory.state_snapshot import StatePiece, layout
 from pykv.memory.verb import Listener, read, verb
 from pykv.typing import POS_INF, F32Array, I32Array, I64Array
 
@@ -349,39 +349,3 @@ class RecurrentMemory(Snapshots):
         out = np.empty(tensor.ne[0], np.float32)
         tensor.get_into(out, row * out.nbytes)
         return out
-
-
-class RecurrentContext:
-    """The plan for one batch in a recurrent memory.
-
-    Attributes
-    ----------
-    ubatches, slots : in order, one slot per ubatch.
-    """
-
-    def __init__(self, memory: RecurrentMemory, ubatches: Sequence[UBatch], slots: Sequence[RecurrentSlot]) -> None:
-        self._memory, self.ubatches, self.slots = memory, ubatches, slots
-        self._moved = KeptStates(memory, ())
-
-    def apply(self, i: int) -> StateShape:
-        """Move the sequences of ubatch `i` behind it; returns what the graph must look like.
-
-        Raises
-        ------
-        ParamError : something has changed since the slot was found.
-        """
-        slot = self.slots[i]
-        # moved layer by layer, a state that is not the ubatch's would be in two halves if the computation stopped
-        moved = KeptStates(self._memory, slot.rows_moved())
-        self._memory.states.apply(slot)
-        self._moved = moved
-        return StateShape(self.ubatches[i].n_tokens, slot.n_seqs, slot.n - slot.n_seqs, slot.rs_z >= 0)
-
-    def retract(self, i: int, *, touched: bool = True) -> tuple[int, ...]:
-        """Take ubatch `i`, applied last, out again. Returns the sequences that are lost, none unless `touched`."""
-        kept: tuple[int, ...] = ()
-        if touched:
-            with suppress(PykvError):  # of a device that is gone: then these are lost as well
-                self._moved.put_back()
-                kept = self._moved.rows
-        return self._memory.states.retract(self.slots[i], touched=touched, kept=kept)

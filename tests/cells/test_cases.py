@@ -9,7 +9,7 @@ from support.stored_rows import StoredRows
 from support.ubatches import run, ubatch
 
 from pykv.batch.ubatch import UBatch
-from pykv.cells import CellStreams, MaskRule, SwaType, Window, fill_mask, visible
+from pykv.cells import CellStreams, MaskRule, SlotInfo, SwaType, Window, fill_mask, visible
 from pykv.errors import NoSlotError, SequenceError
 
 CAUSAL = MaskRule()
@@ -41,7 +41,7 @@ def occupied(streams: CellStreams) -> str:
 
 def shown_cells(streams: CellStreams, ub: UBatch, n_kv: int, rule: MaskRule = CAUSAL) -> list[list[int]]:
     """Return, per token of an applied ubatch, the cells it sees in a mask over `n_kv` cells."""
-    slot = streams.find_slot(ub) or streams.full_slot()
+    slot = streams.find_slot(ub) or SlotInfo(0, 0, (0,), np.zeros((1, 1), np.int64))
     out = np.full((1, ub.n_tokens, n_kv), np.nan, np.float16)
     fill_mask(out, streams, slot, ub, rule)
     assert (np.isneginf(out) | (out == 0)).all()

@@ -479,12 +479,6 @@ def test_the_view_follows_and_cannot_be_written() -> None:
             array[0] = 1
 
 
-def test_the_slot_for_sizing_is_as_large_as_can_be() -> None:
-    slot = RecurrentCells(3, 3, 2).full_slot(2)
-    assert told(slot) == (0, 3, 0, [0, 1, 2])
-    assert (slot.n_seqs, slot.n_planes) == (2, 3)
-
-
 def test_as_many_sequences_as_can_be_told_apart() -> None:
     cells = RecurrentCells(256, 256, 1)
     decode(cells, *range(256), n=2)

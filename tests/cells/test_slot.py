@@ -190,15 +190,8 @@ def test_visited_cells_cover_the_fullest_stream_of_the_slot() -> None:
     for stream, last in enumerate((10, 600, 1900)):
         streams.cells[stream].pos_set(last, 0)
     assert streams.n_kv(SlotInfo(0, 1, (0, 1), np.zeros((2, 1), np.int64))) == 768
-    assert streams.n_kv(streams.full_slot()) == 2000
+    assert streams.n_kv(SlotInfo(0, 2, (0, 1, 2), np.zeros((3, 1), np.int64))) == 2000
     assert streams.n_kv(SlotInfo(0, 0, (0,), np.zeros((1, 1), np.int64)), 512) == 512
-
-
-def test_the_full_slot_names_every_stream_once() -> None:
-    slot = CellStreams(8, n_seq_max=3, unified=False).full_slot()
-    assert (slot.s0, slot.s1, slot.streams, slot.idxs.tolist()) == (0, 2, (0, 1, 2), [[0], [0], [0]])
-    slot = CellStreams(8, n_seq_max=3).full_slot()
-    assert (slot.s0, slot.s1, slot.streams, slot.idxs.tolist()) == (0, 0, (0,), [[0]])
 
 
 def test_searching_leaves_the_cells_alone() -> None:

@@ -215,6 +215,24 @@ def test_a_sequence_whose_state_falls_below_0_leaves_no_keys_behind(window: Wind
     two.check()
 
 
+@pytest.mark.parametrize(("unified", "delta", "cells_end", "state_end"), [(True, -1, -1, 0), (False, 1, 0, 1)])
+def test_a_move_as_llama_cpp_has_it_takes_along_only_what_is_shared(
+    unified: bool, delta: int, cells_end: int, state_end: int
+) -> None:
+    """`check` took the other owner for damaged: its tokens were shared and its state was not, or the reverse."""
+    two = hybrid(64, 2, unified=unified, reference_moves=True)
+    memory = two.memory
+    two.decode([(0, 5)])
+    memory.seq_cp(0, 1)
+    if unified:
+        two.tokens[1] = [5]
+        two.decode([(1, 6)])
+    memory.seq_add(1, -1, -1, delta)
+    memory.check()
+    assert (memory.attention.pos_max(0), memory.recurrent.pos_max(0)) == (cells_end, state_end)
+    assert memory.pos_max(0) == cells_end
+
+
 @pytest.mark.parametrize(("n_ubatch", "most"), [(8, 6), (2, 0), (1, 0)])
 def test_more_snapshots_than_fit_into_a_ubatch_are_refused(n_ubatch: int, most: int) -> None:
     own = KVSettings(64)
