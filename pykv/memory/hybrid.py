@@ -78,9 +78,10 @@ class HybridMemory(MemoryParts):
 
         Raises
         ------
-        BatchError, ContextLengthExceeded : as in `KVCache.init_batch` and `ISWACache.init_batch`.
+        BatchError, ContextLengthExceeded : as in `KVCache`, `ISWACache` and `RecurrentMemory.init_batch`.
         """
         self.attention.begin_batch(batch)
+        self.recurrent.check_coupled(batch)
         n_rs_seq = self.recurrent.n_rs_seq
         ubatches = splits.equal(
             batch, n_ubatch, sequential=self.n_stream > 1, keep_tail=n_rs_seq + 1 if n_rs_seq else 0

@@ -13,7 +13,7 @@ import numpy as np
 from pykv.batch import UBatch, ValidBatch
 from pykv.cells import RecurrentCells, RecurrentSlot, RecurrentView, Undo
 from pykv.cells.arguments import boolean, integer
-from pykv.errors import ParamError, UseAfterCloseError
+from pykv.errors import BatchError, ParamError, UseAfterCloseError
 from pykv.ggml import BufferType, Graph, Tensor
 from pykv.ggml.owner import Owner
 from pykv.memory import splits
@@ -122,12 +122,33 @@ class RecurrentMemory(Snapshots):
     # batches
 
     def init_batch(self, batch: ValidBatch, n_ubatch: int) -> RecurrentContext | None:
-        """Split a batch and find cells for all of it; None if it cannot be split so. Changes nothing."""
+        """Split a batch and find cells for all of it; None if it cannot be split so. Changes nothing.
+
+        Raises
+        ------
+        BatchError : see `check_coupled`.
+        """
         self.require_open()
+        self.check_coupled(batch)
         keep_tail = self.n_rs_seq + 1 if self.n_rs_seq else 0
         # differs from llama.cpp: a token of several sequences is taken too (there: refused, for no need of the states)
         ubatches = splits.equal(batch, n_ubatch, sequential=not batch.has_coupled, keep_tail=keep_tail)
         return None if ubatches is None else self.prepare(ubatches)
+
+    def check_coupled(self, batch: ValidBatch) -> None:
+        """Refuse a token of sequences that share no state then; raises `BatchError`."""
+        # differs from llama.cpp: there the state of the smallest id becomes that of all, and the others' are lost
+        if not batch.has_coupled:
+            return
+        state: dict[int, object] = {s: self.states.row(s) for s in batch.seq_id_unq}
+        for token, ids in enumerate(batch.seq_ids):
+            if len({state[s] for s in ids}) > 1:
+                raise BatchError(
+                    f"token {token} is of sequences {list(ids)}, which have states of their own there: copy one to the "
+                    "others with seq_cp, or decode the token once for each",
+                    seq_id=ids[-1],
+                )
+            state |= dict.fromkeys(ids, ("behind", token))
 
     def prepare(self, ubatches: Sequence[UBatch]) -> RecurrentContext:
         """Find cells for ubatches that are computed one after the other."""

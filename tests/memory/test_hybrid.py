@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support.state_scene import StateScene, hybrid_spec, spoil
 
 from pykv.cells import NO_WINDOW, SwaType, Window
-from pykv.errors import ParamError
+from pykv.errors import BatchError, ParamError
 from pykv.ggml import DType
 from pykv.memory import HybridMemory, KVSettings, MemorySettings, make_memory, memory_plan
 
@@ -212,6 +212,29 @@ def test_a_sequence_whose_state_falls_below_0_leaves_no_keys_behind(window: Wind
         two.tokens.pop(s)
     two.check()
     two.decode([(0, 3), (0, 2)])
+    two.check()
+
+
+def test_a_common_token_took_the_state_of_the_smallest_id_for_all() -> None:
+    two = hybrid(64, 2, unified=True)
+    two.decode([(0, 1), (1, 2)])
+    before = two.memory.dump()
+    with pytest.raises(BatchError, match=r"token 0 is of sequences \[0, 1\], which have states of their own"):
+        two.memory.init_batch(two.valid([((0, 1), 5)]), N_UBATCH)
+    assert two.memory.dump() == before
+    two.memory.seq_cp(0, 1)
+    two.tokens[1] = [1]
+    two.decode([((0, 1), 5), ((0, 1), 6)])
+    two.check()
+
+
+def test_a_common_token_behind_one_of_its_own_is_refused() -> None:
+    """The batch itself sets the states apart before it."""
+    two = hybrid(64, 2, unified=True)
+    apart = two.valid([(0, 5), (1, 6), ((0, 1), 7)])
+    with pytest.raises(BatchError, match=r"token 2 is of sequences \[0, 1\]"):
+        two.memory.init_batch(apart, N_UBATCH)
+    two.decode([((0, 1), 5), ((0, 1), 6), (0, 7), (1, 8)])
     two.check()
 
 
