@@ -41,7 +41,7 @@ def gap_behind_a_lost_window(at: Situation) -> bool:
 
 
 def coupled_states(at: Situation) -> bool:
-    """llama.cpp takes no token of several sequences where there are states alone; else the first one's is made all's."""
+    """llama.cpp takes no token of several sequences where there are only states; else all get the first one's."""
     if not at.is_coupled or at.states is None:
         return False
     return not at.caches or len({at.states.row(s) for s in at.decoded}) > 1
