@@ -31,6 +31,7 @@ from peer import machine, say
 
 from pykv.ggml import Arena, Backend, Buffer, DType, Graph, GraphInput, Sched, Tensor, cpu_device, from_float, ops
 from pykv.memory.attention import AttentionParams, AttentionPath, KVView, attend
+from pykv.memory.kv_views import Cells, Heads, by_channel, by_row
 
 HERE = Path(__file__).parent
 BEYOND_CACHES = 256 * 2**20
@@ -112,14 +113,11 @@ class Layers:
 
 
 def new_cells(stored: Arena, arena: Arena, shape: Shape, v_trans: bool) -> tuple[KVView, list[Tensor]]:
-    """Return views of new K and V, strided as a cache strides them, and the two tensors themselves."""
-    n, n_kv, head = shape.n_head_kv * shape.head, shape.n_kv, shape.head
-    k = stored.tensor(shape.dtype, (n, n_kv))
-    by_row = ((head, shape.n_head_kv, n_kv, 1), (shape.dtype.row_size(head), k.nb[1], k.nb[2]))
-    v = stored.tensor(shape.dtype, (n_kv, n) if v_trans else (n, n_kv))
-    by_channel = ((n_kv, shape.n_head_kv, head, 1), (v.nb[1] * head, v.nb[1], v.nb[2]))
-    v_view = ops.view(arena, v, *(by_channel if v_trans else by_row))
-    return KVView(ops.view(arena, k, *by_row), v_view, v_trans), [k, v]
+    """Return views of new K and V as they lie in a cache, and the two tensors themselves."""
+    heads, cells = Heads(shape.n_head_kv, shape.head), Cells(shape.n_kv)
+    k, v = (stored.tensor(shape.dtype, (heads.n * heads.width, cells.n)) for _ in range(2))
+    v_view = (by_channel if v_trans else by_row)(arena, v, heads, cells)
+    return KVView(by_row(arena, k, heads, cells), v_view, v_trans), [k, v]
 
 
 def made_up(shape: Shape) -> NDArray[np.uint8]:

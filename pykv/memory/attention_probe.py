@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from pykv.errors import PykvError
-from pykv.ggml import Arena, Backend, Buffer, Device, DType, Graph, GraphInput, Sched, cpu_device, ops
+from pykv.ggml import Arena, Backend, Buffer, Device, DType, Graph, GraphInput, Sched, cpu_device
 from pykv.log import logger
 from pykv.memory.attention import MANY_TOKENS, AttentionParams, AttentionPath, AttentionPlan, KVView, attend
 from pykv.memory.attention_choice import AttentionChoice
+from pykv.memory.kv_views import Cells, Heads, by_channel, by_row
 
 _LOG = logger(__name__)
 
@@ -202,17 +203,10 @@ class _Bench:
         return time.perf_counter() - started
 
     def _cells(self, stored: Arena, arena: Arena, n_kv: int, v_trans: bool) -> KVView:
-        """Return views of made-up K and V, strided as a cache of `n_kv` cells strides them."""
-        shape, n_head = self._shape, self._shape.n_head_kv
-        k = stored.tensor(shape.type_k, (n_head * shape.n_embd_head_k, n_kv), "k")
-        k_head = shape.type_k.row_size(shape.n_embd_head_k)
-        k_view = ops.view(arena, k, (shape.n_embd_head_k, n_head, n_kv, 1), (k_head, k.nb[1], k.nb[2]))
-        n_v, head_v = n_head * shape.n_embd_head_v, shape.n_embd_head_v
-        if v_trans:
-            v = stored.tensor(shape.type_v, (n_kv, n_v), "v")
-            v_view = ops.view(arena, v, (n_kv, n_head, head_v, 1), (v.nb[1] * head_v, v.nb[1], v.nb[2]))
-        else:
-            v = stored.tensor(shape.type_v, (n_v, n_kv), "v")
-            v_head = shape.type_v.row_size(head_v)
-            v_view = ops.view(arena, v, (head_v, n_head, n_kv, 1), (v_head, v.nb[1], v.nb[2]))
-        return KVView(k_view, v_view, v_trans)
+        """Return views of made-up K and V in a cache of `n_kv` cells."""
+        shape, cells = self._shape, Cells(n_kv)
+        k_heads, v_heads = (Heads(shape.n_head_kv, n) for n in (shape.n_embd_head_k, shape.n_embd_head_v))
+        k = stored.tensor(shape.type_k, (k_heads.n * k_heads.width, n_kv), "k")
+        v = stored.tensor(shape.type_v, (v_heads.n * v_heads.width, n_kv), "v")
+        v_view = (by_channel if v_trans else by_row)(arena, v, v_heads, cells)
+        return KVView(by_row(arena, k, k_heads, cells), v_view, v_trans)

@@ -17,6 +17,7 @@ from pykv.ggml import DType, Graph, GraphInput, Tensor, ops
 from pykv.memory.attention import AttentionParams, AttentionPath, KVView, attend
 from pykv.memory.attention_mass import MassWatch
 from pykv.memory.hadamard import hadamard, rotate
+from pykv.memory.kv_views import Cells, Heads, by_channel, by_row
 from pykv.memory.mass_graph import MassGraph
 from pykv.memory.memory_graph import MemoryGraph
 from pykv.typing import BoolArray
@@ -156,30 +157,21 @@ class KVGraph(MemoryGraph):
 
     def get_k(self, il: int) -> Tensor:
         """Return a view of the stored keys, [Dk, Hk, n_kv, S]."""
-        k, layer = self._store.tensors(il)[0], self.cache.spec.layers[il]
-        head, width = layer.n_embd_head_k, k.ne[0]
-        return self._rows_view(k, head, layer.n_head_kv, width)
+        layer = self.cache.spec.layers[il]
+        return by_row(self._arena, self._store.tensors(il)[0], Heads(layer.n_head_kv, layer.n_embd_head_k), self._cells)
 
     def get_v(self, il: int) -> Tensor:
         """Return a view of the stored values, [Dv, Hk, n_kv, S], or [n_kv, Hk, Dv, S] where stored transposed."""
         (k, v), layer = self._store.tensors(il), self.cache.spec.layers[il]
-        head = layer.n_embd_head_v
         if v is None:
-            return self._rows_view(k, head, layer.n_head_kv, k.ne[0], layer.n_embd_head_k)
-        width = v.ne[0]
-        if not self._store.v_trans:
-            return self._rows_view(v, head, layer.n_head_kv, width)
-        size, n_cells, shape = v.dtype.type_size, self.cache.n_cells, self.shape
-        ne = (shape.n_kv, layer.n_head_kv, head, shape.n_stream)
-        channel, stream = size * n_cells, size * n_cells * width
-        return ops.view(self._arena, v, ne, (channel * head, channel, stream), shape.s0 * stream)
+            in_keys = Heads(layer.n_head_kv, layer.n_embd_head_v, layer.n_embd_head_k)
+            return by_row(self._arena, k, in_keys, self._cells)
+        view = by_channel if self._store.v_trans else by_row
+        return view(self._arena, v, Heads(layer.n_head_kv, layer.n_embd_head_v), self._cells)
 
-    def _rows_view(self, x: Tensor, head: int, n_head: int, width: int, step: int | None = None) -> Tensor:
-        """Return the heads of rows; heads begin every `step` elements, None = one after the other."""
-        row, shape = x.dtype.row_size, self.shape
-        stream = row(width) * self.cache.n_cells
-        ne = (head, n_head, shape.n_kv, shape.n_stream)
-        return ops.view(self._arena, x, ne, (row(step or head), row(width), stream), shape.s0 * stream)
+    @property
+    def _cells(self) -> Cells:
+        return Cells(self.shape.n_kv, self.shape.s0, self.shape.n_stream)
 
     def _by_row(self, x: Tensor) -> Tensor:
         """Return [D, H, n_tokens] as [D*H, n_tokens]."""
