@@ -109,3 +109,16 @@ class DownloadError(PykvError, OSError):
 
 class TraceError(PykvError, ValueError):
     """A recorded trace that cannot be written, read or run again; the message names file, line and fault."""
+
+
+class StateError(PykvError, ValueError):
+    """A saved state that is damaged, of another kind of memory or model, or of a dialect that is not known.
+
+    Attributes
+    ----------
+    offset : the byte where what was expected was not found, or None where there is no such place.
+    """
+
+    def __init__(self, message: str, *, offset: int | None = None) -> None:
+        super().__init__(message)
+        self.offset = offset
