@@ -5,6 +5,8 @@ Source: spec state_format.md.
 
 from __future__ import annotations
 
+from pykv.state_format.dialect import NEWEST, Dialect
+from pykv.state_format.encode import Heads, encode_cells, kv_section_head, kv_stream_heads, states_heads
 from pykv.state_format.layout import KVLayout, RowsLayout, SectionLayout, StatesLayout
 from pykv.state_format.records import (
     CellRecords,
@@ -17,7 +19,10 @@ from pykv.state_format.records import (
 )
 
 __all__ = [
+    "NEWEST",
     "CellRecords",
+    "Dialect",
+    "Heads",
     "KVLayout",
     "KVSection",
     "RowsLayout",
@@ -28,4 +33,8 @@ __all__ = [
     "StatesLayout",
     "StatesSection",
     "StreamRecords",
+    "encode_cells",
+    "kv_section_head",
+    "kv_stream_heads",
+    "states_heads",
 ]
