@@ -29,16 +29,32 @@ class CellRecords:
     n_ids : (n,) how many sequences each belongs to.
     ids : (sum of n_ids,) these, cell by cell, ascending within a cell.
     ext : (n, 3) x, y and token, where the memory stores them; None = not stored.
+    start : byte of the source where the first of them lies; 0 for cells that were not read.
     """
 
     pos: I32Array
     n_ids: I32Array
     ids: I32Array
     ext: I32Array | None = None
+    start: int = 0
 
     @property
     def n(self) -> int:
         return len(self.pos)
+
+    @property
+    def n_fixed(self) -> int:
+        """Words of a cell besides its ids."""
+        return 2 if self.ext is None else 5
+
+    @property
+    def end(self) -> int:
+        """The byte behind the last of them."""
+        return self.start + 4 * (self.n * self.n_fixed + len(self.ids))
+
+    def byte_of(self, i: int) -> int:
+        """Return where cell `i` lies in the source."""
+        return self.start + 4 * (i * self.n_fixed + int(self.n_ids[:i].sum()))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,175 @@
+"""Writes a file so that a crash at any instant leaves the old one or the new one, never a part of either.
+
+Source: session.md section 7: a temporary file beside it, fsync, an atomic rename, fsync of the directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pykv.errors import ParamError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+SMALL = 1 << 16
+"""Pieces below this many bytes are collected, so that a head does not cost a system call."""
+
+_FORBIDDEN = frozenset('/\\:*?"<>|')
+_LOOK_ALIKES = frozenset("\uff0e\u2215\u2216\ufffd\ufeff")
+"""Full-width period, division slash, set minus, and marks that stand for other characters or none."""
+
+
+def write_durably(path: str | os.PathLike[str], pieces: Iterable[Buffer]) -> int:
+    """Write pieces, one after another, as the new content of a file.
+
+    Each piece is written before the next is asked for, so all may come from one staging buffer. A link is followed; an
+    existing file's mode is kept.
+
+    Returns
+    -------
+    The bytes written.
+
+    Raises
+    ------
+    OSError : with the errno of what failed; names the path and the bytes. What was there before is unchanged.
+    """
+    target = os.path.realpath(path)
+    temporary = os.path.join(os.path.dirname(target), f".{secrets.token_hex(8)}.pykv-tmp")
+    writer = _Writer()
+    try:
+        mode = _mode_of(target)
+        try:
+            writer.open(temporary, mode)
+            for piece in pieces:
+                writer.write(piece)
+            writer.close()
+            os.replace(temporary, target)
+        except BaseException:
+            writer.give_up(temporary)
+            raise
+        _sync_directory(os.path.dirname(target))
+    except OSError as error:
+        if error.errno is None:
+            raise
+        told = f"{error.strerror}; {writer.n_written} bytes written, the file is as it was before"
+        raise OSError(error.errno, told, os.fspath(path)) from error
+    return writer.n_written
+
+
+def _mode_of(target: str) -> int | None:
+    """Return the mode of the file that will be replaced, None if there is none; refuse what is no plain file."""
+    try:
+        found = os.stat(target)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a plain file")
+    return stat.S_IMODE(found.st_mode)
+
+
+class _Writer:
+    """A temporary file while it is written: collects small pieces, and goes on where a write was short."""
+
+    def __init__(self) -> None:
+        self.n_written = 0
+        self._fd = -1
+        self._pending = bytearray()
+
+    def open(self, temporary: str, mode: int | None) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        self._fd = os.open(temporary, flags, 0o666)  # as open() does: the umask takes away what nobody should have
+        if mode is not None and hasattr(os, "fchmod"):
+            os.fchmod(self._fd, mode)
+
+    def write(self, piece: Buffer) -> None:
+        with memoryview(piece).cast("B") as view:
+            if len(self._pending) + len(view) <= SMALL:
+                self._pending += view
+                return
+            self._flush()
+            if len(view) <= SMALL:
+                self._pending += view
+            else:
+                self._write_all(view)
+
+    def close(self) -> None:
+        """Write what is left, and wait until it is on the disk."""
+        self._flush()
+        os.fsync(self._fd)
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+
+    def give_up(self, temporary: str) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        with suppress(OSError):
+            os.unlink(temporary)
+
+    def _flush(self) -> None:
+        with memoryview(self._pending) as view:
+            self._write_all(view)
+        self._pending.clear()
+
+    def _write_all(self, view: memoryview) -> None:
+        at = 0
+        while at < len(view):
+            n = os.write(self._fd, view[at:])
+            at += n
+            self.n_written += n
+
+
+def _sync_directory(directory: str) -> None:
+    """Make the rename last, where the system lets directories be synchronised."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def safe_name(name: str) -> str:
+    """Return a name that came from a user if it can only be a file's in one directory, on any system.
+
+    Raises
+    ------
+    ParamError : it is empty, too long, or could be a path, a stream, or something else than it looks like.
+    """
+    try:
+        nbytes = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise ParamError(f"file name {name!r}: not valid UTF-8") from error
+    bad = sorted({c for c in name if c in _FORBIDDEN or c in _LOOK_ALIKES or _is_control(c)})
+    if not 1 <= nbytes <= 255:
+        raise ParamError(f"file name {name[:40]!r}: {nbytes} bytes, expected 1 to 255")
+    if bad:
+        raise ParamError(f"file name {name!r}: must not contain {', '.join(map(repr, bad))}")
+    if name == "." or ".." in name:
+        raise ParamError(f"file name {name!r}: must be neither '.' nor contain '..'")
+    if name[0] == " " or name[-1] in " .":
+        raise ParamError(f"file name {name!r}: must not begin with a space or end in a space or a dot")
+    return name
+
+
+def _is_control(character: str) -> bool:
+    return character < " " or "\x7f" <= character <= "\x9f"
+
+
+def side_car(path: str | os.PathLike[str]) -> Path:
+    """Return the path of what pykv writes beside a session file."""
+    return Path(f"{os.fspath(path)}.pykv")
