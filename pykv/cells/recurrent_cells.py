@@ -7,7 +7,7 @@ iswa_recurrent_hybrid.md 2.2; follows llama.cpp's ``llama_memory_recurrent``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from pykv.cells.arguments import integer, sequence_id
 from pykv.cells.ranges import clip_range
@@ -140,6 +140,21 @@ class RecurrentCells(RecurrentStates):
         table.join(seq_id, cell)
         table.trail[seq_id], table.src[cell], table.head = (pos,), cell, cell
         return cell
+
+    def place_all(self, states: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """Let cells hold the states at these positions, each of these sequences, from the first cell on, and no others.
+
+        The caller writes the rows, of plane 0. No sequence may be named twice.
+        """
+        self.clear()
+        table = self._table
+        for cell, (pos, seqs) in enumerate(states):
+            trail = (integer("pos", pos, 0, POS_INF - 1),)
+            for s in map(self._seq, seqs):
+                assert table.tail[s] == NO_CELL, f"sequence {s} has two states"
+                table.join(s, cell)
+                table.trail[s] = trail
+            table.src[cell] = cell
 
     # mechanism
 

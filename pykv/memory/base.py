@@ -20,11 +20,16 @@ from pykv.memory.memory_graph import MemoryGraph, MemoryShape
 from pykv.memory.resumable import Resumable
 from pykv.memory.shift_support import ShiftSupport
 from pykv.memory.spec import MemorySpec
+from pykv.memory.state_part import Converted
 from pykv.memory.verb import Listener
+from pykv.state_format import NEWEST, Dialect, Section, SectionLayout
 from pykv.typing import F32Array, I32Array, I64Array
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from pykv.memory.snapshot import Snapshot
+    from pykv.memory.state_files import StateImage
 
 
 class UpdateStatus(Enum):
@@ -177,6 +182,20 @@ class Memory(Protocol):
 
     def restore(self, seq_id: int, snapshot: Snapshot) -> None:
         """Let a sequence end where a snapshot was taken, of it or of another one that began with the same tokens."""
+        ...
+
+    def state_layouts(self, partial: bool = False) -> tuple[SectionLayout, ...]:
+        """What each part stores, in the order of a state's sections."""
+        ...
+
+    def state_image(self, seq_id: int, partial: bool = False, dialect: Dialect = NEWEST) -> StateImage:
+        """Return a sequence, or with -1 all, as bytes of a state that are still to be written."""
+        ...
+
+    def load_state(
+        self, seq_id: int, sections: Sequence[Section], source: Buffer, partial: bool = False, convert: bool = False
+    ) -> Converted:
+        """Let a sequence, or with -1 the memory, hold what a parsed state holds; all of it or nothing."""
         ...
 
     def cells(self, stream: int = 0) -> Any:

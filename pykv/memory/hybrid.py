@@ -25,6 +25,7 @@ from pykv.memory.recurrent_context import RecurrentContext
 from pykv.memory.recurrent_graph import RecurrentGraph
 from pykv.memory.shift_support import ShiftSupport
 from pykv.memory.spec import MemorySpec
+from pykv.memory.state_part import StatePart
 from pykv.memory.stored_kv import StoredKV
 from pykv.memory.verb import read, step, verb
 from pykv.typing import BoolArray, F32Array, I32Array
@@ -161,6 +162,12 @@ class HybridMemory(MemoryParts):
         """Return whether positions can be moved, and if not, why. What was removed stays in the states."""
         return replace(self.attention.can_shift(), is_lossy=True)
 
+    def state_parts(self, partial: bool) -> tuple[StatePart, ...]:
+        """See `StateFiles.state_parts`. Of what is attended to, a partial state has only windows."""
+        if partial and isinstance(self.attention, KVCache):
+            return self.recurrent.state_parts(partial)
+        return super().state_parts(partial)
+
     # inspection
 
     def kv_of(self, il: int, slot: Any) -> tuple[StoredKV, SlotInfo]:
@@ -200,13 +207,15 @@ class HybridMemory(MemoryParts):
         """Return the cells of both parts; see `StoredKV.dump` and `RecurrentMemory.dump`."""
         return f"{step(self.attention.dump)(stream)}\nstates {step(self.recurrent.dump)()}"
 
-    def check_ends(self) -> None:
-        """Verify that no state is that of a token behind the last one whose K and V are stored."""
+    def ends_misfit(self) -> str | None:
+        """Say whose state is that of a token behind the last one whose K and V are stored."""
         if self.attention.settings.reference_moves:  # a move goes by owners, and the parts share in different ways
-            return
+            return None
         for seq_id in range(self.n_seq_max):
             state, last = self.recurrent.pos_max(seq_id), self.attention.pos_max(seq_id)
-            assert state <= last, f"sequence {seq_id}: its state ends at {state}, and what is attended to at {last}"
+            if state > last:
+                return f"sequence {seq_id}: its state ends at {state}, and what is attended to at {last}"
+        return super().ends_misfit()
 
 
 class HybridContext(PartsContext):

@@ -25,6 +25,7 @@ from pykv.memory.parts import MemoryParts, Part, PartsContext, PartsShape
 from pykv.memory.shift_support import ShiftSupport
 from pykv.memory.snapshot import Piece
 from pykv.memory.spec import MemorySpec
+from pykv.memory.state_part import StatePart
 from pykv.memory.stored_kv import StoredKV
 from pykv.memory.verb import read, step, verb
 from pykv.typing import F32Array, I32Array
@@ -218,6 +219,15 @@ class ISWACache(MemoryParts):
         self._check_window(seq_id, position)
         return super().take(seq_id, position, on)
 
+    def state_parts(self, partial: bool) -> tuple[StatePart, ...]:
+        """See `StateFiles.state_parts`."""
+        kept = (self.swa,) if partial else (self.base, self.swa)
+        return tuple(one for half in kept for one in half.state_parts(partial))
+
+    def note_cut(self, seq_id: int) -> None:
+        """See `StateFiles.note_cut`."""
+        self._suspect(seq_id)
+
     # inspection
 
     @property
@@ -270,15 +280,16 @@ class ISWACache(MemoryParts):
         """Return the cells of both caches, a line each; see `StoredKV.dump`."""
         return f"base {step(self.base.dump)(stream)}\nswa  {step(self.swa.dump)(stream)}"
 
-    def check_ends(self) -> None:
-        """Verify that the window cache holds nothing of a sequence outside what `base` holds."""
+    def ends_misfit(self) -> str | None:
+        """Say where the window cache holds something of a sequence outside what `base` holds."""
         if self.settings.reference_moves:  # a move of a shared cell goes by owners, which the window may have forgotten
-            return
+            return None
         for seq_id in range(self.n_seq_max):
             ends = self.base.pos_min(seq_id), self.base.pos_max(seq_id)
             own = self.swa.pos_min(seq_id), self.swa.pos_max(seq_id)
-            if own[1] >= 0:
-                assert ends[0] <= own[0] <= own[1] <= ends[1], f"sequence {seq_id}: base holds {ends}, swa {own}"
+            if own[1] >= 0 and not ends[0] <= own[0] <= own[1] <= ends[1]:
+                return f"sequence {seq_id}: base holds {ends}, swa {own}"
+        return None
 
     # mechanism
 

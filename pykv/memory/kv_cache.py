@@ -25,12 +25,15 @@ from pykv.memory.kv_settings import KVSettings
 from pykv.memory.shift_support import ShiftSupport
 from pykv.memory.snapshot import Piece, Snapshots
 from pykv.memory.spec import MemorySpec
+from pykv.memory.state_files import StateFiles
+from pykv.memory.state_kv import KVState
+from pykv.memory.state_part import StatePart
 from pykv.memory.stored_kv import StoredKV
 from pykv.memory.verb import verb
 from pykv.typing import as_int
 
 
-class KVCache(StoredKV, Snapshots):
+class KVCache(StoredKV, Snapshots, StateFiles):
     """K and V of past tokens: room for batches, and the verbs over sequences.
 
     A verb changes the bookkeeping at once and notes which stored rows have to follow. Parameters and errors as in
@@ -220,6 +223,17 @@ class KVCache(StoredKV, Snapshots):
     def moved_at(self, seq_id: int) -> int:
         """Return `streams.n_changes` when positions of a sequence were last moved, -1 if they are as stored."""
         return self._moved.get(seq_id, -1)
+
+    # states
+
+    def state_parts(self, partial: bool) -> tuple[StatePart, ...]:
+        """See `StateFiles.state_parts`. A cache that sees another's cells has none."""
+        return (KVState(self),) if self.other is None else ()
+
+    def note_loaded(self, seq_id: int) -> None:
+        """Note that a sequence, or with -1 each, holds rows now of which no earlier snapshot knows."""
+        loaded = range(self.n_seq_max) if seq_id == -1 else (seq_id,)
+        self._moved.update(dict.fromkeys(loaded, self.streams.n_changes))
 
     # mechanism
 

@@ -135,6 +135,8 @@ def _stored_v(layer: LayerSpec) -> int:
 def _check_types(spec: MemorySpec, settings: KVSettings, type_k: DType, type_v: DType) -> None:
     if settings.v_trans and type_v.is_quantized:
         raise ParamError(f"type_v={type_v.label!r} stores blocks, which cannot be transposed: turn flash_attn on")
+    if settings.v_by_channel_in_states and type_v.is_quantized:
+        raise ParamError(f"type_v={type_v.label!r} stores blocks: v_trans_in_states=True is not possible")
     for il, layer in enumerate(spec.layers):
         if layer.n_head_kv and layer.k_only and type_k != type_v:
             raise ParamError(

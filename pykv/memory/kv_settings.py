@@ -36,6 +36,7 @@ class KVSettings:
     unified : one stream that all sequences share, or one for each.
     type_k, type_v : element types, named as in ``"q8_0"``.
     v_trans : store V transposed, so that a channel's cells are contiguous; not for quantised V.
+    v_trans_in_states : whether states hold V so, whatever it is in memory; None = as `v_trans` says.
     layers : the layers that are cached; None = all that have K and V.
     reference_moves : `seq_add` and `seq_div` as llama.cpp has them: they move shared cells for all their owners, and
         `seq_div` turns keys the wrong way.
@@ -52,6 +53,7 @@ class KVSettings:
     type_k: str | DType = "f16"
     type_v: str | DType = "f16"
     v_trans: bool = False
+    v_trans_in_states: bool | None = None
     reference_moves: bool = False
     layers: frozenset[int] | None = None
     tag: str = ""
@@ -64,6 +66,8 @@ class KVSettings:
             if flag is None:
                 raise ParamError(f"{name}={getattr(self, name)!r} must be True or False")
             object.__setattr__(self, name, flag)
+        if self.v_trans_in_states is not None and as_bool(self.v_trans_in_states) is None:
+            raise ParamError(f"v_trans_in_states={self.v_trans_in_states!r} must be True, False or None")
         if self.layers is not None:
             object.__setattr__(self, "layers", _layer_set(self.layers))
         _check_tag(self.tag)
@@ -73,6 +77,11 @@ class KVSettings:
         if size is None or not 1 <= size <= most:
             raise ParamError(f"{name}={getattr(self, name)!r} must be a whole number in 1..{most}")
         object.__setattr__(self, name, size)
+
+    @property
+    def v_by_channel_in_states(self) -> bool:
+        """Whether states hold V by channel."""
+        return self.v_trans if self.v_trans_in_states is None else bool(self.v_trans_in_states)
 
     @classmethod
     def of(cls, **keywords: Any) -> KVSettings:

@@ -22,6 +22,8 @@ from pykv.memory.memory_graph import MemoryShape
 from pykv.memory.resumable import Resumable
 from pykv.memory.snapshot import PartsPiece, Piece, Snapshots
 from pykv.memory.spec import MemorySpec
+from pykv.memory.state_files import StateFiles
+from pykv.memory.state_part import StatePart
 from pykv.memory.verb import Listener, read, step, verb
 from pykv.typing import I64Array
 
@@ -44,6 +46,18 @@ class Part(Memory, Protocol):
 
     def take(self, seq_id: int, position: int, on: str) -> Piece:
         """Copy what a token at `position`, the end of a sequence, could not be given by a cut."""
+        ...
+
+    def state_parts(self, partial: bool) -> tuple[StatePart, ...]:
+        """Return what a state is made of, in order."""
+        ...
+
+    def ends_misfit(self) -> str | None:
+        """Say which parts end where they may not beside each other. For who has entered the guard."""
+        ...
+
+    def note_cut(self, seq_id: int) -> None:
+        """Note that a sequence, or with -1 each, may lack tokens that a window shows. For who has entered the guard."""
         ...
 
 
@@ -94,7 +108,7 @@ class PartsContext:
             plan.retract(i, touched=touched)
 
 
-class MemoryParts(Snapshots):
+class MemoryParts(Snapshots, StateFiles):
     """What is the same for all memories made of parts.
 
     Attributes
@@ -204,6 +218,17 @@ class MemoryParts(Snapshots):
         """See `Snapshots.take`."""
         return PartsPiece(self.parts, seq_id, position, on)
 
+    # states
+
+    def state_parts(self, partial: bool) -> tuple[StatePart, ...]:
+        """See `StateFiles.state_parts`."""
+        return tuple(one for part in self.parts for one in part.state_parts(partial))
+
+    def note_cut(self, seq_id: int) -> None:
+        """See `StateFiles.note_cut`."""
+        for part in self.parts:
+            part.note_cut(seq_id)
+
     # inspection
 
     @property
@@ -226,10 +251,12 @@ class MemoryParts(Snapshots):
         """Verify every invariant of every part, and that they fit; raises AssertionError naming what is wrong."""
         for part in self.parts:
             step(part.check)()
-        self.check_ends()
+        misfit = self.ends_misfit()
+        assert misfit is None, misfit
 
-    def check_ends(self) -> None:
-        """Verify that the parts end where they may beside each other. For who has entered the guard."""
+    def ends_misfit(self) -> str | None:
+        """Say which parts end where they may not beside each other. For who has entered the guard."""
+        return next((why for why in (part.ends_misfit() for part in self.parts) if why is not None), None)
 
     def bookmark(self) -> Undo:
         """Return what puts the bookkeeping of all parts back to what it is now."""

@@ -28,13 +28,16 @@ from pykv.memory.resumable import Resumable
 from pykv.memory.shift_support import ShiftSupport
 from pykv.memory.snapshot import Piece, Snapshots
 from pykv.memory.spec import MemorySpec
+from pykv.memory.state_files import StateFiles
+from pykv.memory.state_part import StatePart
 from pykv.memory.state_plan import StatePlan
+from pykv.memory.state_recurrent import RecurrentState
 from pykv.memory.state_snapshot import StatePiece, layout
 from pykv.memory.verb import Listener, read, verb
 from pykv.typing import POS_INF, F32Array, I32Array, I64Array
 
 
-class RecurrentMemory(Snapshots):
+class RecurrentMemory(Snapshots, StateFiles):
     """States of several sequences.
 
     Attributes
@@ -269,6 +272,12 @@ class RecurrentMemory(Snapshots):
     def take(self, seq_id: int, position: int, on: str) -> Piece:
         """See `Snapshots.take`."""
         return StatePiece(self, seq_id, position, on)
+
+    # states
+
+    def state_parts(self, partial: bool) -> tuple[StatePart, ...]:
+        """See `StateFiles.state_parts`."""
+        return (RecurrentState(self),)
 
     # data and inspection
 

@@ -21,11 +21,13 @@ from pykv.memory.guard import Guard
 from pykv.memory.kv_cache import KVCache
 from pykv.memory.kv_context import KVContext
 from pykv.memory.kv_graph import KVGraph
-from pykv.memory.kv_settings import KVSettings
+from pykv.memory.kv_settings import KVSettings, kv_type
 from pykv.memory.memory_graph import MemoryGraph
 from pykv.memory.parts import MemoryParts, PartsContext, PartsShape
 from pykv.memory.shift_support import ShiftSupport
 from pykv.memory.spec import MemorySpec
+from pykv.memory.state_kv import KVState
+from pykv.memory.state_part import StatePart
 from pykv.memory.stored_kv import StoredKV
 from pykv.memory.verb import step, verb
 from pykv.typing import BoolArray, F32Array, I32Array
@@ -59,8 +61,17 @@ class TwinCache(MemoryParts):
     ) -> None:
         if index_spec.window != spec.window:
             raise ParamError(f"index_spec: window={index_spec.window} differs from the main cache's {spec.window}")
+        by_channel = settings.v_by_channel_in_states and not kv_type(index_type, "index_type").is_quantized
         self.main = KVCache(spec, settings, place=place, n_threads=n_threads, guard=guard)
-        own = replace(settings, type_k=index_type, type_v=index_type, v_trans=False, tag="idx_", layers=None)
+        own = replace(
+            settings,
+            type_k=index_type,
+            type_v=index_type,
+            v_trans=False,
+            v_trans_in_states=by_channel,
+            layers=None,
+            tag="idx_",
+        )
         try:
             self.index = KVCache(index_spec, own, place=place, other=self.main, n_threads=n_threads)
         except BaseException:
@@ -130,6 +141,10 @@ class TwinCache(MemoryParts):
         """Return whether positions can be moved, and if not, why."""
         lossy = self.main.can_shift().is_lossy or self.index.can_shift().is_lossy
         return replace(self.main.can_shift(), is_lossy=lossy)
+
+    def state_parts(self, partial: bool) -> tuple[StatePart, ...]:
+        """See `StateFiles.state_parts`. Both list the cells, which they have in common."""
+        return (KVState(self.main), KVState(self.index))
 
     # inspection
 

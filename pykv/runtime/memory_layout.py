@@ -50,6 +50,8 @@ def memory_settings(params: ResolvedParams, attention: AttentionPlan) -> MemoryS
         type_k=params.type_k,
         type_v=params.type_v,
         v_trans=attention.transpose_from == 0,
+        # as llama.cpp's is with the same parameters, whose "auto" is flash attention, so that each reads the other's
+        v_trans_in_states=params.attention == "matmul",
         reference_moves=params.reference_moves,
     )
     return MemorySettings(kv, params.n_ubatch, params.swa_full, params.n_rs_seq)

@@ -30,14 +30,17 @@ if TYPE_CHECKING:
 _OPEN: WeakValueDictionary[str, Trace] = WeakValueDictionary()
 """The traces of this process by the file that they write."""
 
+_BRINGS_ROWS = {"restore": "a snapshot was put back", "load_state": "a state was loaded"}
+"""Verbs after which the memory holds what no step of a trace tells."""
+
 
 class Trace:
     """A recording in progress. Made by `Context.trace`; close it, or use it in ``with``.
 
     One JSON object a line, on disk as soon as the step is done: after a crash the file holds all that came before.
     What is no batch or verb is not seen: other contexts, data written from outside, and reads such as `KVCache.k`,
-    which carry out pending moves earlier than the next batch would. Restoring a snapshot ends it; the last line of the
-    file then says why.
+    which carry out pending moves earlier than the next batch would. Restoring a snapshot or loading a state ends it;
+    the last line of the file then says why.
 
     Attributes
     ----------
@@ -124,9 +127,9 @@ class Trace:
         return file
 
     def _hear_verb(self, name: str, args: tuple[object, ...], result: object) -> None:
-        if name == "restore":
+        if name in _BRINGS_ROWS:
             if not isinstance(result, Exception):  # one that was refused has changed nothing
-                self._end_early("restore: a snapshot was put back, whose rows a trace does not hold")
+                self._end_early(f"{name}: {_BRINGS_ROWS[name]}, whose rows a trace does not hold")
             return
         self._write_step(name, lambda: VerbStep.of(name, args, result, ranges(self._memory)))
 

@@ -1,0 +1,129 @@
+"""What is written of one part of a memory, and what loading it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from pykv.memory.state_runs import Sink
+from pykv.state_format import CellRecords, Dialect, SectionLayout
+from pykv.typing import AnyArray, I64Array
+
+ALL = -1
+"""Every sequence: a state of the whole memory."""
+
+Fill = Callable[[], object]
+"""Writes the rows of one tensor."""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Rows of one tensor, read when they are sent."""
+
+    nbytes: int
+    send: Callable[[Sink], None]
+
+
+Piece = bytes | Payload
+"""What stands one after the other in a state."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was not as the memory stores it, and was made so.
+
+    Attributes
+    ----------
+    what : each in words.
+    error_k, error_v : how far the row that lost most is off, as a part of its largest element; 0 = nothing was lost.
+    dropped : sequences of the state that the memory cannot hold.
+    """
+
+    what: tuple[str, ...] = ()
+    error_k: float = 0.0
+    error_v: float = 0.0
+    dropped: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.what)
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether all that the state held is here to the bit."""
+        return not (self.error_k or self.error_v or self.dropped)
+
+
+@dataclass
+class Loading:
+    """One state on its way into a memory.
+
+    Attributes
+    ----------
+    seq_id : the sequence that gets it, or `ALL`.
+    data : (n,) uint8, the bytes that the state's spans count.
+    convert : whether what differs from what the memory stores is converted.
+    placed : per set of cells (by `id`), the records that were put there, and where; caches with one set share it.
+    what, errors, dropped : what becomes a `Converted`; `errors` are of K and of V.
+    """
+
+    seq_id: int
+    data: AnyArray
+    convert: bool = False
+    placed: dict[int, tuple[tuple[CellRecords, ...], Any]] = field(default_factory=dict)
+    what: list[str] = field(default_factory=list)
+    errors: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    dropped: set[int] = field(default_factory=set)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state is one of the whole memory."""
+        return self.seq_id == ALL
+
+    def note(self, what: str) -> None:
+        """Say what is converted, once."""
+        if what not in self.what:
+            self.what.append(what)
+
+    def kept(self, records: CellRecords, n_seq_max: int) -> tuple[CellRecords, I64Array | None]:
+        """Return cells without the sequences that the memory cannot hold, and which they are; None = all of them."""
+        beyond = records.ids >= n_seq_max
+        if not beyond.any():
+            return records, None
+        gone = np.unique(records.ids[beyond]).tolist()
+        self.dropped.update(gone)
+        self.note(f"sequences {gone} dropped, n_seq_max is {n_seq_max}")
+        cell = np.repeat(np.arange(records.n), records.n_ids)
+        n_ids = np.bincount(cell[~beyond], minlength=records.n).astype(np.int32)
+        left = np.flatnonzero((n_ids > 0) | (records.n_ids == 0))
+        ext = None if records.ext is None else records.ext[left]
+        return CellRecords(records.pos[left], n_ids[left], records.ids[~beyond], ext), left
+
+    def result(self) -> Converted:
+        """Return what was converted."""
+        error_k, error_v = self.errors
+        return Converted(tuple(self.what), error_k, error_v, tuple(sorted(self.dropped)))
+
+
+class StatePart(Protocol):
+    """One part of a memory, as states see it."""
+
+    @property
+    def layout(self) -> SectionLayout:
+        """What it stores."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Another number after every change."""
+        ...
+
+    def pieces(self, seq_id: int, dialect: Dialect) -> list[Piece]:
+        """Return what is to be written of a sequence, or of `ALL`."""
+        ...
+
+    def place(self, section: Any, loading: Loading) -> list[Fill]:
+        """Let the cells hold what a section lists. Mutates the bookkeeping only; returns what writes the rows."""
+        ...
