@@ -16,6 +16,9 @@ from pykv.typing import MAX_SEQ, I32Array
 
 _U32 = struct.Struct("<I")
 
+_CHUNK = 1 << 14
+"""Words that are made Python's numbers at once."""
+
 
 def read_cells(cursor: Cursor, n_ids: int | None, *, has_ext: bool, what: str) -> CellRecords:
     """Read a count and as many cells.
@@ -62,18 +65,26 @@ def _all_have(cursor: Cursor, n: int, n_words: int, n_ids: int) -> bool:
 
 def _counts_one_by_one(cursor: Cursor, n: int, n_fixed: int, what: str) -> I32Array:
     """Return the numbers of ids of cells of different lengths: where the next begins, only the last one tells."""
-    counts = []
-    at, stop, read, data = cursor.at + 4, cursor.stop - 4, _U32.unpack_from, cursor.data
-    step = 4 * n_fixed
-    for i in range(n):
-        if at > stop:
-            raise mismatch(f"{what}: cell {i}", f"{step} bytes", f"the end after {stop - at + 8}", at - 4)
-        (count,) = read(data, at)
-        if count > MAX_SEQ:
-            raise mismatch(f"{what}: number of ids of cell {i}", f"at most {MAX_SEQ}", count, at)
-        counts.append(count)
-        at += step + 4 * count
-    return np.array(counts, np.int32)
+    counts: list[int] = []
+    add = counts.append
+    at = cursor.at + 4
+    while len(counts) < n:
+        n_words = min((cursor.stop - at) // 4, _CHUNK)
+        if n_words < 1:
+            raise mismatch(f"{what}: cell {len(counts)}", f"{4 * n_fixed} bytes", "the end before them", at - 4)
+        words = np.frombuffer(cursor.data, "<u4", n_words, at).tolist()
+        i = 0
+        while i < n_words:
+            count = words[i]
+            if count > MAX_SEQ:
+                break
+            add(count)
+            i += n_fixed + count
+        if i < n_words and len(counts) < n:
+            what = f"{what}: number of ids of cell {len(counts)}"
+            raise mismatch(what, f"at most {MAX_SEQ}", words[i], at + 4 * i)
+        at += 4 * i
+    return np.array(counts[:n], np.int32)  # the last chunk may go beyond the cells
 
 
 def _cells(words: I32Array, counts: I32Array, n_fixed: int, start: int) -> CellRecords:
