@@ -30,6 +30,7 @@ from pykv.state_format.records import (
     StatesSection,
     StreamRecords,
 )
+from pykv.state_format.source import mapped
 from pykv.state_format.trailer import (
     Notes,
     SectionSum,
@@ -71,6 +72,7 @@ __all__ = [
     "hold",
     "kv_section_head",
     "kv_stream_heads",
+    "mapped",
     "parse_state",
     "parse_unknown",
     "read_container",

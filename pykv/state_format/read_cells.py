@@ -71,7 +71,8 @@ def _counts_one_by_one(cursor: Cursor, n: int, n_fixed: int, what: str) -> I32Ar
     while len(counts) < n:
         n_words = min((cursor.stop - at) // 4, _CHUNK)
         if n_words < 1:
-            raise mismatch(f"{what}: cell {len(counts)}", f"{4 * n_fixed} bytes", "the end before them", at - 4)
+            end = min(at - 4, cursor.stop)
+            raise mismatch(f"{what}: cell {len(counts)}", f"{4 * n_fixed} bytes", "the end before them", end)
         words = np.frombuffer(cursor.data, "<u4", n_words, at).tolist()
         i = 0
         while i < n_words:

@@ -1,0 +1,217 @@
+"""Files that are written whole or not at all: kills, full disks, odd targets, and names that users chose."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import state_kills
+from support.child import child_environment, python_command, run_cleanly
+
+from pykv.errors import ParamError
+from pykv.state_format import safe_name, side_car, write_durably
+
+
+def only(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_pieces_of_all_sizes_are_written_in_order(tmp_path):
+    path = tmp_path / "state.bin"
+    sizes = [0, 1, 70_000, 3, 65_536, 65_535, 2, 200_000, 0, 7]
+    pieces = [os.urandom(n) for n in sizes]
+    views = [memoryview(piece) if n % 2 else bytearray(piece) for n, piece in zip(sizes, pieces, strict=True)]
+    assert write_durably(path, views) == sum(sizes)
+    assert path.read_bytes() == b"".join(pieces)
+    assert write_durably(str(path), []) == 0
+    assert path.read_bytes() == b""
+    assert only(tmp_path) == ["state.bin"]
+
+
+def test_a_staging_buffer_may_be_used_again_for_every_piece(tmp_path):
+    def pieces():
+        buffer = bytearray(100_000)
+        for n in (10, 100_000, 5, 80_000):
+            buffer[:n] = bytes([n % 256]) * n
+            with memoryview(buffer)[:n] as view:
+                yield view
+
+    write_durably(tmp_path / "x", pieces())
+    assert (tmp_path / "x").read_bytes() == b"".join(bytes([n % 256]) * n for n in (10, 100_000, 5, 80_000))
+
+
+def test_writes_that_are_cut_short_go_on(tmp_path, monkeypatch):
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: write(fd, data[:1000]))
+        data = os.urandom(100_001)
+        assert write_durably(tmp_path / "x", [data[:3], data[3:]]) == len(data)
+    assert (tmp_path / "x").read_bytes() == data
+
+
+def test_a_new_file_has_the_mode_that_open_gives_and_an_old_one_keeps_its_own(tmp_path):
+    umask = os.umask(0o027)
+    try:
+        write_durably(tmp_path / "new", [b"x"])
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+    (tmp_path / "new").chmod(0o604)
+    write_durably(tmp_path / "new", [b"y"])
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o604
+
+
+def test_a_link_is_followed(tmp_path):
+    (tmp_path / "kept").mkdir()
+    target = tmp_path / "kept" / "state.bin"
+    target.write_bytes(b"old")
+    (tmp_path / "link").symlink_to(target)
+    write_durably(tmp_path / "link", [b"new"])
+    assert (tmp_path / "link").is_symlink()
+    assert target.read_bytes() == b"new"
+    assert only(tmp_path / "kept") == ["state.bin"]
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [(lambda path: path.mkdir(), IsADirectoryError), (os.mkfifo, OSError)],
+    ids=["directory", "pipe"],
+)
+def test_what_is_no_plain_file_is_not_replaced(tmp_path, make, error):
+    path = tmp_path / "taken"
+    make(path)
+    kind = stat.S_IFMT(path.stat().st_mode)
+    with pytest.raises(error, match="taken"):
+        write_durably(path, [b"x"])
+    assert stat.S_IFMT(path.stat().st_mode) == kind
+    assert only(tmp_path) == ["taken"]
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        write_durably(tmp_path / "nowhere" / "x", [b"x"])
+
+
+@pytest.mark.parametrize("broken", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_fails_leaves_the_old_file(tmp_path, monkeypatch, broken, code):
+    path = tmp_path / "state.bin"
+    path.write_bytes(b"old")
+    real, n_calls = getattr(os, broken), []
+
+    def fail(*args):
+        n_calls.append(args)
+        if broken == "write" and len(n_calls) < 2:
+            return real(*args)
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, broken, fail)
+        with pytest.raises(OSError, match=r"bytes written, the file is as it was before.*state\.bin") as caught:
+            write_durably(path, [b"a" * 70_000, b"b" * 70_000])
+    assert caught.value.errno == code
+    assert caught.value.filename == str(path)
+    assert str(70_000 if broken == "write" else 140_000) in str(caught.value)
+    assert path.read_bytes() == b"old"
+    assert only(tmp_path) == ["state.bin"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt], ids=lambda error: error.__name__)
+def test_whoever_makes_the_pieces_may_fail(tmp_path, error):
+    path = tmp_path / "state.bin"
+    path.write_bytes(b"old")
+
+    def pieces():
+        yield b"x" * 100_000
+        raise error("no more")
+
+    with pytest.raises(error, match="no more"):
+        write_durably(path, pieces())
+    assert path.read_bytes() == b"old"
+    assert only(tmp_path) == ["state.bin"]
+
+
+def test_a_file_that_may_not_grow_leaves_the_old_one(tmp_path):
+    """By the limit of a process: as a full disk does it, after some of the bytes."""
+    out = run_cleanly(f"""
+        import os, resource
+        from pathlib import Path
+        from pykv.state_format import write_durably
+        folder = Path({str(tmp_path)!r})
+        write_durably(folder / "state.bin", [b"old" * 1000])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        try:
+            write_durably(folder / "state.bin", [b"x" * 90_000] * 9)
+        except OSError as error:
+            print(error)
+        assert (folder / "state.bin").read_bytes() == b"old" * 1000
+        print(sorted(os.listdir(folder)))
+    """)
+    assert "File too large; 100000 bytes written, the file is as it was before" in out
+    assert str(tmp_path / "state.bin") in out
+    assert "['state.bin']" in out
+
+
+def test_a_kill_at_any_instant_leaves_a_whole_file(tmp_path):
+    """200 of them; some while a save runs, some between two."""
+    done = subprocess.run(
+        python_command(state_kills.__file__, str(tmp_path), "200"),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**child_environment(), "OPENBLAS_NUM_THREADS": "1"},
+    )
+    n_whole, n_saves = map(int, done.stdout.split())
+    assert n_whole == 200
+    assert n_saves > 20
+
+
+@pytest.mark.parametrize("name", ["a", "a.bin", ".hidden", "größe 2", "x" * 255, "ü" * 127, "a.b.c", "-rf", "CON1"])
+def test_names_that_can_only_be_files(name):
+    assert safe_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "0 bytes, expected 1 to 255"),
+        ("x" * 256, "256 bytes"),
+        ("ü" * 128, "256 bytes"),
+        ("\ud800", "not valid UTF-8"),
+        (".", "neither"),
+        ("..", "neither"),
+        ("a..b", "neither"),
+        ("a/b", "must not contain '/'"),
+        ("/etc/passwd", "must not contain '/'"),
+        ("a\\b", "must not contain"),
+        ("c:x", "must not contain ':'"),
+        *[(f"a{c}b", "must not contain") for c in '*?"<>|\0\n\t\x1f\x7f\x85\x9f\uff0e\u2215\u2216\ufffd\ufeff'],
+        (" a", "begin with a space"),
+        ("a ", "end in a space"),
+        ("a.", "end in a space or a dot"),
+    ],
+)
+def test_names_that_could_be_something_else(name, message):
+    with pytest.raises(ParamError, match=message):
+        safe_name(name)
+
+
+@given(st.text("ab./\\ ~:\0\x85é\u2215", max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_a_safe_name_stays_in_its_folder(name):
+    try:
+        safe_name(name)
+    except ParamError:
+        return
+    assert os.path.dirname(name) == ""
+    assert os.path.normpath(os.path.join("/folder", name)) == f"/folder/{name}"
+
+
+def test_the_name_of_a_side_car():
+    assert side_car("a/chat.bin") == Path("a/chat.bin.pykv")
