@@ -23,6 +23,7 @@ from pykv.runtime.memory_layout import attention_choice, kv_places, memory_setti
 from pykv.runtime.observe import Observer, SeenCells, Watched, watched_by
 from pykv.runtime.outputs import Outputs
 from pykv.runtime.params import ContextParams, resolve
+from pykv.runtime.states.methods import SavedStates
 from pykv.typing import POS_INF, BoolArray, F32Array
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pykv.runtime.trace import Trace
 
 
-class Context:
+class Context(SavedStates):
     """Decodes batches of a model's tokens and remembers them.
 
     Made by `Model.context`. One thread at a time; close it, or use it in ``with``.

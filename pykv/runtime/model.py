@@ -18,6 +18,7 @@ from pykv.models.weights import Progress
 from pykv.runtime.context import Context
 from pykv.runtime.memory_layout import plan_of
 from pykv.runtime.params import Attention, ContextParams, FlashAttn
+from pykv.runtime.states.identity import fingerprint
 from pykv.typing import as_int
 
 if TYPE_CHECKING:
@@ -152,6 +153,12 @@ class Model:
         """Return what the KV cache of a context with these parameters takes, without allocating it."""
         self._require_open()
         return plan_of(self, _context_params(**params))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells this model from others, 32 characters: of its tensor table and a few bytes of each tensor."""
+        self._require_open()
+        return fingerprint(self._file)
 
     @property
     def owners(self) -> tuple[Owner, ...]:

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 SMALL = 1 << 16
 """Pieces below this many bytes are collected, so that a head does not cost a system call."""
 
+_MODE = 0o666
+"""As open() asks for; the umask takes away what nobody should have."""
+
+_OPEN_FILES = "/proc/self/fd"
+
 _FORBIDDEN = frozenset('/\\:*?"<>|')
 _LOOK_ALIKES = frozenset("\uff0e\u2215\u2216\ufffd\ufeff")
 """Full-width period, division slash, set minus, and marks that stand for other characters or none."""
@@ -50,7 +55,7 @@ def write_durably(path: str | os.PathLike[str], pieces: Iterable[Buffer]) -> int
             writer.open(temporary, mode)
             for piece in pieces:
                 writer.write(piece)
-            writer.close()
+            writer.close(temporary)
             os.replace(temporary, target)
         except BaseException:
             writer.give_up(temporary)
@@ -78,16 +83,23 @@ def _mode_of(target: str) -> int | None:
 
 
 class _Writer:
-    """A temporary file while it is written: collects small pieces, and goes on where a write was short."""
+    """A temporary file while it is written: collects small pieces, and goes on where a write was short.
+
+    Where the system can, the file has no name until it is complete, so that a process that is killed leaves nothing.
+    """
 
     def __init__(self) -> None:
         self.n_written = 0
         self._fd = -1
+        self._has_name = False
         self._pending = bytearray()
 
     def open(self, temporary: str, mode: int | None) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-        self._fd = os.open(temporary, flags, 0o666)  # as open() does: the umask takes away what nobody should have
+        self._fd = _open_without_name(os.path.dirname(temporary))
+        if self._fd < 0:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+            self._fd = os.open(temporary, flags, _MODE)
+            self._has_name = True
         if mode is not None and hasattr(os, "fchmod"):
             os.fchmod(self._fd, mode)
 
@@ -102,10 +114,12 @@ class _Writer:
             else:
                 self._write_all(view)
 
-    def close(self) -> None:
-        """Write what is left, and wait until it is on the disk."""
+    def close(self, temporary: str) -> None:
+        """Write what is left, wait until it is on the disk, and give the file its name."""
         self._flush()
         os.fsync(self._fd)
+        if not self._has_name:
+            os.link(f"{_OPEN_FILES}/{self._fd}", temporary, src_dir_fd=self._fd)  # with it, the link is followed
         fd, self._fd = self._fd, -1
         os.close(fd)
 
@@ -127,6 +141,18 @@ class _Writer:
             n = os.write(self._fd, view[at:])
             at += n
             self.n_written += n
+
+
+def _open_without_name(directory: str) -> int:
+    """Return a file in a directory that has no name there; -1 where there can be none."""
+    if not hasattr(os, "O_TMPFILE") or not os.path.isdir(_OPEN_FILES):
+        return -1
+    try:
+        return os.open(directory, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, _MODE)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            return -1
+        raise
 
 
 def _sync_directory(directory: str) -> None:

@@ -12,6 +12,7 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pykv.errors import StateError
@@ -188,6 +189,10 @@ def _size(value: Json, what: str, at: int) -> int:
 def _notes(said: dict[str, Json], at: int) -> Notes:
     objects = {name: _need(said.get(name), dict, name, at) for name in ("rope", "types", "extra")}
     sections = tuple(_section(each, at) for each in _need(said.get("sections"), list, "sections", at))
+    for before, section in pairwise(sections):
+        if section.start < before.start + before.nbytes:  # else a few notes could ask for hours of checksums
+            expected = f"{before.start + before.nbytes} or more, the end of the one before"
+            raise mismatch("trailer: start of a section", expected, section.start, at)
     return Notes(_need(said.get("model"), (str, type(None)), "model", at), sections=sections, **objects)
 
 

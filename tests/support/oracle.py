@@ -230,6 +230,18 @@ class OracleContext:
         """Restore a state into a sequence; return the bytes read, 0 = refused."""
         return int(self._oracle.call("state_seq_set", self._id, data, seq_id))
 
+    def state_data(self, seq_id: int = -1, *, partial: bool = False) -> bytes:
+        """Return llama.cpp's state of one sequence, or of all; `partial`: without what a cut can bring back."""
+        if seq_id == -1:
+            return bytes(self._oracle.call("state_data", self._id))
+        return bytes(self._oracle.call("state_seq_data_ext", self._id, seq_id, int(partial)))
+
+    def state_set(self, data: bytes, seq_id: int = -1, *, partial: bool = False) -> int:
+        """Restore a state into a sequence, or into the context; return the bytes read, 0 = refused."""
+        if seq_id == -1:
+            return int(self._oracle.call("state_set", self._id, data))
+        return int(self._oracle.call("state_seq_set_ext", self._id, data, seq_id, int(partial)))
+
     def close(self) -> None:
         """Free the context; its model stays loaded."""
         if self._oracle.is_running:

@@ -194,6 +194,26 @@ class Worker:
         room = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         return int(lc.llama_state_seq_set_data(self._contexts[ctx_id], room, len(data), seq_id))
 
+    def state_seq_data_ext(self, ctx_id: int, seq_id: int, flags: int) -> bytes:
+        n = int(lc.llama_state_seq_get_size_ext(self._contexts[ctx_id], seq_id, flags))
+        room = (ctypes.c_uint8 * n)()
+        written = lc.llama_state_seq_get_data_ext(self._contexts[ctx_id], room, n, seq_id, flags)
+        return bytes(room)[:written]
+
+    def state_seq_set_ext(self, ctx_id: int, data: bytes, seq_id: int, flags: int) -> int:
+        room = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        return int(lc.llama_state_seq_set_data_ext(self._contexts[ctx_id], room, len(data), seq_id, flags))
+
+    def state_data(self, ctx_id: int) -> bytes:
+        n = int(lc.llama_state_get_size(self._contexts[ctx_id]))
+        room = (ctypes.c_uint8 * n)()
+        written = lc.llama_state_get_data(self._contexts[ctx_id], room, n)
+        return bytes(room)[:written]
+
+    def state_set(self, ctx_id: int, data: bytes) -> int:
+        room = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        return int(lc.llama_state_set_data(self._contexts[ctx_id], room, len(data)))
+
     # pieces
 
     def _model(self, path: str, extra_buffers: bool = False) -> Any:
