@@ -16,10 +16,11 @@ from pykv.state_format.containers import (
     session_head,
 )
 from pykv.state_format.dialect import NEWEST, Dialect
-from pykv.state_format.durable import safe_name, side_car, write_durably
+from pykv.state_format.durable import write_durably
 from pykv.state_format.element import ELEMENTS, Element, type_name
 from pykv.state_format.encode import Heads, encode_cells, kv_section_head, kv_stream_heads, states_heads
 from pykv.state_format.layout import KVLayout, RowsLayout, SectionLayout, StatesLayout
+from pykv.state_format.names import safe_name, side_car
 from pykv.state_format.parse import hold, parse_state
 from pykv.state_format.records import (
     CellRecords,

@@ -11,10 +11,7 @@ import secrets
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from pykv.errors import ParamError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -27,9 +24,7 @@ _MODE = 0o666
 
 _OPEN_FILES = "/proc/self/fd"
 
-_FORBIDDEN = frozenset('/\\:*?"<>|')
-_LOOK_ALIKES = frozenset("\uff0e\u2215\u2216\ufffd\ufeff")
-"""Full-width period, division slash, set minus, and marks that stand for other characters or none."""
+_COPIED_AT_ONCE = 1 << 20
 
 
 def write_durably(path: str | os.PathLike[str], pieces: Iterable[Buffer]) -> int:
@@ -97,8 +92,7 @@ class _Writer:
     def open(self, temporary: str, mode: int | None) -> None:
         self._fd = _open_without_name(os.path.dirname(temporary))
         if self._fd < 0:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-            self._fd = os.open(temporary, flags, _MODE)
+            self._fd = _open_new(temporary)
             self._has_name = True
         if mode is not None and hasattr(os, "fchmod"):
             os.fchmod(self._fd, mode)
@@ -119,9 +113,26 @@ class _Writer:
         self._flush()
         os.fsync(self._fd)
         if not self._has_name:
-            os.link(f"{_OPEN_FILES}/{self._fd}", temporary, src_dir_fd=self._fd)  # with it, the link is followed
+            self._name(temporary)
         fd, self._fd = self._fd, -1
         os.close(fd)
+
+    def _name(self, temporary: str) -> None:
+        try:
+            os.link(f"{_OPEN_FILES}/{self._fd}", temporary, src_dir_fd=self._fd)  # with it, the link is followed
+        except OSError:  # some file systems make files without a name and cannot name them later
+            unnamed, self._fd = self._fd, _open_new(temporary)
+            try:
+                os.fchmod(self._fd, stat.S_IMODE(os.fstat(unnamed).st_mode))
+                self._copy(unnamed)
+            finally:
+                os.close(unnamed)
+
+    def _copy(self, source: int) -> None:
+        n, self.n_written = self.n_written, 0
+        while self.n_written < n:
+            self._write_all(memoryview(os.pread(source, _COPIED_AT_ONCE, self.n_written)))
+        os.fsync(self._fd)
 
     def give_up(self, temporary: str) -> None:
         if self._fd >= 0:
@@ -143,12 +154,18 @@ class _Writer:
             self.n_written += n
 
 
+def _open_new(path: str) -> int:
+    """Return a file whose name nobody had."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    return os.open(path, flags, _MODE)
+
+
 def _open_without_name(directory: str) -> int:
     """Return a file in a directory that has no name there; -1 where there can be none."""
     if not hasattr(os, "O_TMPFILE") or not os.path.isdir(_OPEN_FILES):
         return -1
     try:
-        return os.open(directory, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, _MODE)
+        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, _MODE)
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             return -1
@@ -167,35 +184,3 @@ def _sync_directory(directory: str) -> None:
             raise
     finally:
         os.close(fd)
-
-
-def safe_name(name: str) -> str:
-    """Return a name that came from a user if it can only be a file's in one directory, on any system.
-
-    Raises
-    ------
-    ParamError : it is empty, too long, or could be a path, a stream, or something else than it looks like.
-    """
-    try:
-        nbytes = len(name.encode())
-    except UnicodeEncodeError as error:
-        raise ParamError(f"file name {name!r}: not valid UTF-8") from error
-    bad = sorted({c for c in name if c in _FORBIDDEN or c in _LOOK_ALIKES or _is_control(c)})
-    if not 1 <= nbytes <= 255:
-        raise ParamError(f"file name {name[:40]!r}: {nbytes} bytes, expected 1 to 255")
-    if bad:
-        raise ParamError(f"file name {name!r}: must not contain {', '.join(map(repr, bad))}")
-    if name == "." or ".." in name:
-        raise ParamError(f"file name {name!r}: must be neither '.' nor contain '..'")
-    if name[0] == " " or name[-1] in " .":
-        raise ParamError(f"file name {name!r}: must not begin with a space or end in a space or a dot")
-    return name
-
-
-def _is_control(character: str) -> bool:
-    return character < " " or "\x7f" <= character <= "\x9f"
-
-
-def side_car(path: str | os.PathLike[str]) -> Path:
-    """Return the path of what pykv writes beside a session file."""
-    return Path(f"{os.fspath(path)}.pykv")

@@ -144,6 +144,10 @@ HOSTILE = {
         lambda said: {**said, "sections": [{"start": True, "nbytes": 1, "checksum": ""}]},
         "start of a section: expected int, found bool",
     ),
+    "overlap": (
+        lambda said: {**said, "sections": [{"start": at, "nbytes": 9, "checksum": ""} for at in (0, 9, 17)]},
+        "start of a section: expected 18 or more, the end of the one before, found 17",
+    ),
     "no checksum": (lambda said: {**said, "sections": [{"start": 0, "nbytes": 1}]}, "expected str, found NoneType"),
     "attachment": (
         lambda said: {**said, "attachments": [{"name": "a", "nbytes": 4}]},
