@@ -68,8 +68,8 @@ def parse_state(
 def shape_of(layout: SectionLayout) -> SectionShape:
     """Return what a layout says about a section that its bytes do not."""
     if isinstance(layout, KVLayout):
-        return KVShape(layout.has_ext, len(layout.k), len(layout.v))
-    return StatesShape(len(layout.r), len(layout.s))
+        return KVShape(layout.has_ext, len(layout.k), len(layout.v), layout.n_cells)
+    return StatesShape(len(layout.r), len(layout.s), layout.n_cells)
 
 
 def read_section(cursor: Cursor, shape: SectionShape, dialect: Dialect, *, whole: bool) -> Section:

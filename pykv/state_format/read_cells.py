@@ -16,17 +16,21 @@ from pykv.typing import MAX_SEQ, I32Array
 
 _U32 = struct.Struct("<I")
 
+MAX_CELLS = 2**24
+"""More than any memory has, where it is not known how many it has."""
+
 _CHUNK = 1 << 14
 """Words that are made Python's numbers at once."""
 
 
-def read_cells(cursor: Cursor, n_ids: int | None, *, has_ext: bool, what: str) -> CellRecords:
+def read_cells(cursor: Cursor, n_ids: int | None, *, has_ext: bool, what: str, n_max: int = MAX_CELLS) -> CellRecords:
     """Read a count and as many cells.
 
     Parameters
     ----------
     n_ids : how many ids each cell must have; None = as many as it says, up to `MAX_SEQ`.
     has_ext : whether x, y and token of each are listed.
+    n_max : how many cells there may be.
 
     Raises
     ------
@@ -35,6 +39,8 @@ def read_cells(cursor: Cursor, n_ids: int | None, *, has_ext: bool, what: str) -
     at = cursor.at
     n = cursor.u32(f"{what}: number of cells")
     n_fixed = 5 if has_ext else 2
+    if n > n_max:
+        raise mismatch(f"{what}: number of cells", f"at most {n_max}", n, at)
     if n * (n_fixed + (n_ids or 0)) * 4 > cursor.left:
         raise mismatch(f"{what}: number of cells", f"no more than {cursor.left} bytes can hold", n, at)
     start = cursor.at

@@ -12,7 +12,7 @@ import numpy as np
 from pykv.state_format.cursor import Cursor, mismatch
 from pykv.state_format.dialect import Dialect
 from pykv.state_format.element import ELEMENTS
-from pykv.state_format.read_cells import bad_id, read_cells
+from pykv.state_format.read_cells import MAX_CELLS, bad_id, read_cells
 from pykv.state_format.records import CellRecords, KVSection, RowsRecord, Span, StatesSection, StreamRecords
 from pykv.typing import MAX_SEQ
 
@@ -34,18 +34,21 @@ class KVShape(NamedTuple):
     has_ext : whether x, y and token of each cell are listed.
     n_k : how many tensors of K there must be; None = as many as it says.
     n_v : how many of V; None = one for each of K.
+    n_cells : how many cells a stream may have.
     """
 
     has_ext: bool = False
     n_k: int | None = None
     n_v: int | None = None
+    n_cells: int = MAX_CELLS
 
 
 class StatesShape(NamedTuple):
-    """How many tensors of R and of S a states section has: its bytes do not say."""
+    """How many tensors of R and of S a states section has, which its bytes do not say; and cells, at most."""
 
     n_r: int
     n_s: int
+    n_cells: int = MAX_CELLS
 
 
 SectionShape = KVShape | StatesShape
@@ -75,7 +78,7 @@ def read_kv(cursor: Cursor, shape: KVShape, dialect: Dialect, *, whole: bool) ->
 
 def _read_stream(cursor: Cursor, shape: KVShape, dialect: Dialect, s: int, *, whole: bool) -> StreamRecords:
     what = f"KV section: stream {s}"
-    cells = read_cells(cursor, None if whole else 1, has_ext=shape.has_ext, what=what)
+    cells = read_cells(cursor, None if whole else 1, has_ext=shape.has_ext, what=what, n_max=shape.n_cells)
     if not cells.n:
         return StreamRecords(cells)
     v_trans = cursor.u32(f"{what}: V layout")
@@ -158,17 +161,17 @@ def _check_one_sequence(streams: tuple[StreamRecords, ...]) -> None:
 def read_states(cursor: Cursor, shape: StatesShape, *, whole: bool) -> StatesSection:
     """Read what one recurrent memory wrote; see `read_kv`."""
     start = cursor.at
-    cells, n_layer = read_states_head(cursor, whole=whole)
+    cells, n_layer = read_states_head(cursor, shape.n_cells, whole=whole)
     cursor.need(HEAD_NBYTES * (shape.n_r + shape.n_s), f"states section: {shape.n_r + shape.n_s} tensors")
     r = tuple(read_state_rows(cursor, cells.n, f"R {i}") for i in range(shape.n_r))
     s = tuple(read_state_rows(cursor, cells.n, f"S {i}") for i in range(shape.n_s))
     return StatesSection(cells, n_layer, r, s, Span(start, cursor.at - start))
 
 
-def read_states_head(cursor: Cursor, *, whole: bool) -> tuple[CellRecords, int]:
+def read_states_head(cursor: Cursor, n_cells: int = MAX_CELLS, *, whole: bool) -> tuple[CellRecords, int]:
     """Read the cells of a states section, and how many layers its model has."""
     what = "states section"
-    cells = read_cells(cursor, None if whole else 0, has_ext=False, what=what)
+    cells = read_cells(cursor, None if whole else 0, has_ext=False, what=what, n_max=n_cells)
     if not whole and cells.n > 1:
         raise mismatch(f"{what}: number of cells", "1 or 0, for one sequence", cells.n, cells.start - 4)
     if whole:

@@ -7,7 +7,7 @@ import os
 import random
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from support.state_bytes import F16, SEQ2, Sample, StateBytes, kv_layout, samples
@@ -187,9 +187,12 @@ def test_noise_behind_each_magic():
 def test_a_length_that_lies_takes_no_memory():
     """Nothing is made of a count before the bytes are there that it needs."""
     data = bytearray(StateBytes().kv([SEQ2], [F16], [F16]).data)
+    roomy = replace(kv_layout([F16], [F16]), n_cells=2**32)
     for claimed in (2**32 - 1, 2**31, 10**6, 20):
         struct.pack_into("<I", data, 4, claimed)
-        with pytest.raises(StateError, match="number of cells"):
+        with pytest.raises(StateError, match=f"cells: expected no more than 172 bytes can hold, found {claimed}"):
+            parse_state(data, 0, [roomy], whole=False)
+        with pytest.raises(StateError, match=f"cells: expected at most 8, found {claimed}"):
             parse_state(data, 0, [kv_layout([F16], [F16])], whole=False)
 
 

@@ -85,7 +85,7 @@ def test_another_memory_is_told_from_the_right_one(layout, message, offset, dial
 DAMAGED = [
     (0, 0, "<i", "number of streams: expected 1 to 256, found 0"),
     (0, 257, "<i", "number of streams: expected 1 to 256, found 257"),
-    (4, -1, "<i", "number of cells: expected no more than 172 bytes can hold, found 4294967295"),
+    (4, -1, "<i", "number of cells: expected at most 8, found 4294967295"),
     (META, -1, "<i", "position of cell 0: expected 0 or more, found -1"),
     (META + 24, -(2**31), "<i", "position of cell 2: expected 0 or more, found -2147483648"),
     (META + 16, 0, "<i", "number of ids of cell 1: expected 1, found "),
