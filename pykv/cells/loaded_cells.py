@@ -15,6 +15,7 @@ from pykv.cells.kv_cells import CellSnapshot
 from pykv.cells.placing import vacate
 from pykv.cells.slot import find_cells
 from pykv.cells.streams import CellStreams
+from pykv.cells.window import NO_WINDOW
 from pykv.errors import NoSlotError
 from pykv.typing import I32Array, I64Array
 
@@ -78,7 +79,10 @@ def put_sequence(streams: CellStreams, seq_id: int, loaded: LoadedCells) -> I64A
     if n == 0:
         return np.empty(0, np.int64)
     cells = streams.cells[stream]
-    found = find_cells(cells, streams.heads[stream], n, streams.window, cont=False)
+    # differs from llama.cpp: cells that hold what a window hides are taken last (there: as they come), so that other
+    # sequences keep all they have while there is room
+    free = find_cells(cells, streams.heads[stream], n, NO_WINDOW, cont=False)
+    found = find_cells(cells, streams.heads[stream], n, streams.window, cont=False) if free is None else free
     if found is None:
         raise NoSlotError(f"{n} cells of a state, and stream {stream} has {cells.n - cells.n_used} of {cells.n} free")
     # differs from llama.cpp: cells found around the end of the ring are taken in order (there: as found), so that

@@ -185,6 +185,8 @@ class KVState:
     def _rotation_of(self, records: StreamRecords) -> tuple[int, int]:
         """Return by which widths K and V are rotated in a state that does not say so: as a cache of its types does."""
         plan = self._cache.store.plan
+        if not records.k:  # all layers are another part's
+            return 0, 0
         type_k = BY_NUMBER[records.k[0].dtype]
         type_v = BY_NUMBER[records.v[0].dtype] if records.v else type_k
         if (type_k, type_v) == (plan.type_k, plan.type_v):

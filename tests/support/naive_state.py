@@ -10,12 +10,13 @@ from support.state_kinds import is_kv, leaves
 
 from pykv.cells import SwaType
 from pykv.ggml import DType, Tensor
+from pykv.memory.twin import TwinCache
 
 
 def naive_state(memory: Any, seq_id: int, *, partial: bool = False, says_rotation: bool = True) -> bytes:
     """Return the state of a sequence, or of all with -1."""
     parts = leaves(memory)
-    if partial:
+    if partial and not isinstance(memory, TwinCache):
         # of several parts, a cut brings back those caches without a window
         parts = [one for one in parts if len(parts) == 1 or not is_kv(one) or one.spec.window.type is not SwaType.NONE]
     return b"".join(
@@ -36,7 +37,7 @@ def kv_section(cache: Any, seq_id: int, says_rotation: bool) -> bytes:
             if cache.spec.n_pos_per_embd > 1:
                 out += struct.pack("<iii", cells.ext_x[i], cells.ext_y[i], cells.ext_tok[i])
             out += struct.pack(f"<{len(ids)}i", *ids)
-        own, by_channel = cache.store.own_tensors(), cache.settings.v_trans
+        own, by_channel = cache.store.own_tensors(), (cache.other or cache).settings.v_trans
         out += struct.pack("<II", by_channel, len(own))
         if says_rotation:
             out += struct.pack("<II", cache.store.rot_k, cache.store.rot_v)
