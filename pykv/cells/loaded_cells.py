@@ -95,7 +95,15 @@ def put_sequence(streams: CellStreams, seq_id: int, loaded: LoadedCells) -> I64A
 
 
 def put_all(streams: CellStreams, loaded: Sequence[LoadedCells]) -> None:
-    """Let each stream hold these cells, from the first one on, and no others. Mutates the bookkeeping."""
+    """Let each stream hold these cells, from the first one on, and no others. Mutates the bookkeeping.
+
+    Raises
+    ------
+    NoSlotError : there are too few; nothing has changed.
+    """
+    most = max(some.pos.size for some in loaded)
+    if most > streams.n_cells:
+        raise NoSlotError(f"{most} cells of a state, and a stream has {streams.n_cells}")
     streams.clear()
     for cells, some in zip(streams.cells, loaded, strict=True):
         cells.restore(np.arange(some.pos.size), some.snapshot())

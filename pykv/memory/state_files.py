@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from pykv.memory.state_runs import Sink
 from pykv.memory.verb import Listener, step, verb
 from pykv.state_format import NEWEST, Dialect, KVSection, RowsRecord, Section, SectionLayout
 from pykv.state_format.parse import hold
-from pykv.typing import AnyArray, as_int
+from pykv.typing import POS_INF, AnyArray, as_int
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -140,7 +141,10 @@ class StateFiles(ABC):
         if len(sections) != len(parts):
             raise StateError(f"a state of {len(sections)} parts, and the memory has {len(parts)}")
         for part, section in zip(parts, sections, strict=True):
-            hold(section, part.layout, whole=loading.is_whole, strict=not loading.convert)
+            layout = part.layout
+            if loading.convert and loading.is_whole:  # how many cells are left is known when sequences are dropped
+                layout = replace(layout, n_cells=POS_INF)
+            hold(section, layout, whole=loading.is_whole, strict=not loading.convert)
             _check_spans(section, loading.data)
         return list(zip(parts, sections, strict=True))
 
