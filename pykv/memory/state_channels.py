@@ -39,10 +39,10 @@ class ChannelTable:
         return WORDS[self.tensor.dtype.type_size]
 
     def get(self, channels: slice, cells: I64Array) -> AnyArray:
-        """Return a copy of some channels of (k,) ascending cells: (n_channels, k)."""
+        """Return some channels of (k,) ascending cells, (n_channels, k), which may lie in the tensor."""
         table = self._on_host()
         if table is not None:
-            return np.array(table[channels][:, tight(cells)])
+            return _picked(table, channels, tight(cells)) if self.by_channel else table[tight(cells), channels].T
         out = np.empty((channels.stop - channels.start, cells.size), self.word)
         for (js, ks), at, near in self._tiles(channels, cells):
             self.tensor.get_into(near, at)
@@ -53,7 +53,10 @@ class ChannelTable:
         """Write (n_channels, k) elements of (k,) ascending cells. Mutates the tensor's data."""
         table = self._on_host()
         if table is not None:
-            table[channels][:, tight(cells)] = data
+            if self.by_channel:
+                _set(table, channels, tight(cells), data)
+            else:
+                table[tight(cells), channels] = data.T
             return
         for (js, ks), at, near in self._tiles(channels, cells):
             self.tensor.get_into(near, at)
@@ -61,14 +64,14 @@ class ChannelTable:
             self.tensor.set(near, at)
 
     def _on_host(self) -> AnyArray | None:
-        """Return (width, n_cells), writable, where the CPU can reach it."""
+        """Return the table as it lies, (width, n_cells) or (n_cells, width), where the CPU can reach it; writable."""
         items = host_items(self.tensor, self.word.itemsize)
         if items is None:
             return None
         width, n_cells, n_stream, _ = self.tensor.ne
         shape = (n_stream, width, n_cells) if self.by_channel else (n_stream, n_cells, width)
         table: AnyArray = items.view(self.word).reshape(shape)[self.stream]
-        return table if self.by_channel else table.T
+        return table
 
     def _tiles(self, channels: slice, cells: I64Array) -> Iterator[tuple[tuple[slice, slice], int, AnyArray]]:
         """Yield which part of the result comes from where: a byte of the tensor, and a buffer for what lies there."""
@@ -91,6 +94,21 @@ class ChannelTable:
             table[:, at] = data
         picked: AnyArray = table[:, at]
         return picked
+
+
+def _picked(table: AnyArray, channels: slice, cells: slice | I64Array) -> AnyArray:
+    """Return a copy of some cells of some rows of a table by channel."""
+    if isinstance(cells, slice):
+        return np.array(table[channels, cells])
+    return np.take(table[channels], cells, axis=1, mode="clip")
+
+
+def _set(table: AnyArray, channels: slice, cells: slice | I64Array, data: AnyArray) -> None:
+    if isinstance(cells, slice):
+        table[channels, cells] = data
+        return
+    for row, values in zip(table[channels], data, strict=True):  # numpy takes several times as long for all at once
+        row[cells] = values
 
 
 def tiles(n_channels: int, n_cells: int, item_bytes: int) -> Iterator[tuple[slice, slice]]:

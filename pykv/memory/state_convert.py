@@ -64,7 +64,7 @@ def fill(
         if have != want:
             values = have.values(rows)
             rows = want.rows(values)
-            worst = max(worst, _error(values, want.values(rows)))
+            worst = max(worst, lost(values, want.values(rows)))
         target.put(a, rows)
     return worst
 
@@ -77,7 +77,7 @@ def _rows(payload: AnyArray, record: RowsRecord, width: int, which: slice | I64A
     return np.ascontiguousarray(words[:, which].T).view(np.uint8)
 
 
-def _error(values: F32Array, stored: F32Array) -> float:
+def lost(values: F32Array, stored: F32Array) -> float:
     """Return the largest distance in a row as a part of its largest element."""
     with np.errstate(all="ignore"):
         off = np.abs(stored - values).max(axis=1)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pykv.ggml import Tensor
-from pykv.ggml.tensor_rows import host_items
+from pykv.ggml.tensor_rows import host_items, tight
 from pykv.typing import AnyArray, I64Array
 
 Sink = Callable[[memoryview], object]
 """Takes bytes, and is done with them when it returns."""
 
-STAGING_BYTES = 2**22
+STAGING_BYTES = 2**20
 """What is gathered at once, at most: about what a core's caches hold."""
 
 DIRECT_BYTES = 2**14
@@ -57,6 +57,9 @@ def store_rows(tensor: Tensor, rows: I64Array, data: AnyArray) -> None:
 def segments(rows: I64Array, row_bytes: int) -> Iterator[tuple[int, int, bool]]:
     """Yield stretches of ascending rows, and whether each is one run: long runs alone, short ones together."""
     if rows.size == 0:
+        return
+    if isinstance(tight(rows), slice):
+        yield 0, rows.size, True
         return
     starts = np.concatenate(([0], np.flatnonzero(np.diff(rows) != 1) + 1))
     stops = np.append(starts[1:], rows.size)
