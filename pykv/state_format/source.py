@@ -7,14 +7,14 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from pykv.errors import StateError
 
 
 @contextmanager
 def mapped(path: str | os.PathLike[str]) -> Iterator[mmap.mmap]:
-    """Map a file for reading while the with statement lasts; views of it must be gone by then.
+    """Map a file for reading while the with statement lasts; views of it should be gone by then.
 
     note: who shortens the file meanwhile ends this process. `write_durably` never does, it puts another in its place.
 
@@ -36,5 +36,8 @@ def mapped(path: str | os.PathLike[str]) -> Iterator[mmap.mmap]:
         data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
     finally:
         os.close(fd)
-    with data:
+    try:
         yield data
+    finally:
+        with suppress(BufferError):  # an error on its way out may hold views; with the last of them the mapping goes
+            data.close()
