@@ -66,8 +66,10 @@ class KVSettings:
             if flag is None:
                 raise ParamError(f"{name}={getattr(self, name)!r} must be True or False")
             object.__setattr__(self, name, flag)
-        if self.v_trans_in_states is not None and as_bool(self.v_trans_in_states) is None:
+        in_states = as_bool(self.v_trans_in_states)
+        if self.v_trans_in_states is not None and in_states is None:
             raise ParamError(f"v_trans_in_states={self.v_trans_in_states!r} must be True, False or None")
+        object.__setattr__(self, "v_trans_in_states", in_states)
         if self.layers is not None:
             object.__setattr__(self, "layers", _layer_set(self.layers))
         _check_tag(self.tag)
@@ -81,7 +83,7 @@ class KVSettings:
     @property
     def v_by_channel_in_states(self) -> bool:
         """Whether states hold V by channel."""
-        return self.v_trans if self.v_trans_in_states is None else bool(self.v_trans_in_states)
+        return self.v_trans if self.v_trans_in_states is None else self.v_trans_in_states
 
     @classmethod
     def of(cls, **keywords: Any) -> KVSettings:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.stand_in import LAYER, SHAPE, open_stand_in
+from support.state_io import load, saved
 
 import pykv
 from pykv.batch import BatchBuilder, BatchLimits
@@ -25,6 +26,7 @@ from pykv.errors import (
     ConcurrentUseError,
     NoSlotError,
     ParamError,
+    StateError,
     TraceError,
     UseAfterCloseError,
 )
@@ -460,6 +462,18 @@ def test_a_trace_that_ended_early_had_no_mark(path):
     assert lines(path)[-1] == {"ended": "restore: a snapshot was put back, whose rows a trace does not hold"}
     read = read_trace(path)
     assert (len(read.steps), read.ended) == (1, lines(path)[-1]["ended"])
+
+
+def test_a_trace_ends_where_a_state_is_loaded(path):
+    with open_stand_in() as context, context.trace(path) as trace:
+        context.decode(pykv.Batch([1, 2]))
+        blob = saved(context.memory, 0)
+        with pytest.raises(StateError):
+            context.memory.load_state(0, (), blob)
+        with pytest.warns(RuntimeWarning, match="the trace ends here: load_state"):
+            load(context.memory, blob, 0)
+        assert trace.closed
+    assert lines(path)[-1] == {"ended": "load_state: a state was loaded, whose rows a trace does not hold"}
 
 
 # reading
