@@ -14,12 +14,15 @@ from pykv.memory.recurrent import RecurrentMemory
 from pykv.memory.resumable import Resumable
 from pykv.memory.snapshot import Snapshot
 from pykv.memory.spec import LayerSpec, MemorySpec, StateSpec
+from pykv.memory.state_files import StateImage
+from pykv.memory.state_part import Converted
 
 __all__ = [
     "KV_TYPES",
     "AttentionMass",
     "AttentionPath",
     "AttentionPlan",
+    "Converted",
     "HybridMemory",
     "ISWACache",
     "KVCache",
@@ -37,6 +40,7 @@ __all__ = [
     "RecurrentMemory",
     "Resumable",
     "Snapshot",
+    "StateImage",
     "StateSpec",
     "UpdateStatus",
     "make_memory",

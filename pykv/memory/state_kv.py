@@ -133,21 +133,13 @@ class KVState:
 
     def place(self, section: KVSection, loading: Loading) -> list[Fill]:
         """See `StatePart.place`."""
-        streams = self._cache.streams
-        records = tuple(one.cells for one in section.streams)
-        before = loading.placed.get(id(streams))
+        before = loading.placed.get(id(self._cache.streams))
         if before is None:
             placed = self._put_all(section, loading) if loading.is_whole else self._put_one(section, loading)
-            loading.placed[id(streams)] = records, [(one.stream, one.cells, one.picked) for one in placed]
+            loading.placed[id(self._cache.streams)] = section, placed
             self._cache.note_loaded(loading.seq_id)
         else:
-            if not all(map(_same_cells, before[0], records)):
-                raise StateError("two caches over one set of cells: the cells differ", offset=section.span.start)
-            sources = section.streams if loading.is_whole else (_only_stream(section),)
-            placed = [
-                Placed(stream, source, cells, picked)
-                for source, (stream, cells, picked) in zip(sources, before[1], strict=True)
-            ]
+            placed = _beside(section, *before, loading)
         return [one for each in placed if each.records.cells.n for one in self._fills(each, loading)]
 
     def _put_one(self, section: KVSection, loading: Loading) -> list[Placed]:
@@ -250,6 +242,19 @@ def _loaded(cells: CellRecords) -> LoadedCells:
 def _only_stream(section: KVSection) -> StreamRecords:
     """Return the stream that holds the sequence; the first one if none does."""
     return next((one for one in section.streams if one.cells.n), section.streams[0])
+
+
+def _beside(section: KVSection, other: KVSection, placed: list[Placed], loading: Loading) -> list[Placed]:
+    """Return where cells are that another cache's section has listed already.
+
+    Raises
+    ------
+    StateError : this section lists others.
+    """
+    theirs, mine = (one.streams if loading.is_whole else (_only_stream(one),) for one in (other, section))
+    if not all(_same_cells(a.cells, b.cells) for a, b in zip(theirs, mine, strict=True)):
+        raise StateError("two caches over one set of cells: the cells differ", offset=section.span.start)
+    return [one._replace(records=source) for one, source in zip(placed, mine, strict=True)]
 
 
 def _same_cells(a: CellRecords, b: CellRecords) -> bool:

@@ -65,14 +65,14 @@ class Loading:
     seq_id : the sequence that gets it, or `ALL`.
     data : (n,) uint8, the bytes that the state's spans count.
     convert : whether what differs from what the memory stores is converted.
-    placed : per set of cells (by `id`), the records that were put there, and where; caches with one set share it.
+    placed : per set of cells (by `id`), the section that was put there, and where; caches with one set share it.
     what, errors, dropped : what becomes a `Converted`; `errors` are of K and of V.
     """
 
     seq_id: int
     data: AnyArray
     convert: bool = False
-    placed: dict[int, tuple[tuple[CellRecords, ...], Any]] = field(default_factory=dict)
+    placed: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     what: list[str] = field(default_factory=list)
     errors: list[float] = field(default_factory=lambda: [0.0, 0.0])
     dropped: set[int] = field(default_factory=set)
