@@ -16,7 +16,7 @@ from pykv.state_format.containers import (
     session_head,
 )
 from pykv.state_format.dialect import NEWEST, Dialect
-from pykv.state_format.durable import write_durably
+from pykv.state_format.durable import Sink, new_content, write_durably
 from pykv.state_format.element import ELEMENTS, Element, type_name
 from pykv.state_format.encode import Heads, encode_cells, kv_section_head, kv_stream_heads, states_heads
 from pykv.state_format.layout import KVLayout, RowsLayout, SectionLayout, StatesLayout
@@ -62,6 +62,7 @@ __all__ = [
     "Section",
     "SectionLayout",
     "SectionSum",
+    "Sink",
     "Span",
     "StatesLayout",
     "StatesSection",
@@ -74,6 +75,7 @@ __all__ = [
     "kv_section_head",
     "kv_stream_heads",
     "mapped",
+    "new_content",
     "parse_state",
     "parse_unknown",
     "read_container",

@@ -9,8 +9,8 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,15 +27,15 @@ _OPEN_FILES = "/proc/self/fd"
 _COPIED_AT_ONCE = 1 << 20
 
 
-def write_durably(path: str | os.PathLike[str], pieces: Iterable[Buffer]) -> int:
-    """Write pieces, one after another, as the new content of a file.
+Sink = Callable[["Buffer"], object]
+"""Takes bytes, and is done with them when it returns."""
 
-    Each piece is written before the next is asked for, so all may come from one staging buffer. A link is followed; an
-    existing file's mode is kept.
 
-    Returns
-    -------
-    The bytes written.
+@contextmanager
+def new_content(path: str | os.PathLike[str]) -> Iterator[Sink]:
+    """Give what takes the new content of a file, piece by piece; the file has it once the with statement has ended.
+
+    A link is followed; an existing file's mode is kept.
 
     Raises
     ------
@@ -44,24 +44,50 @@ def write_durably(path: str | os.PathLike[str], pieces: Iterable[Buffer]) -> int
     target = os.path.realpath(path)
     temporary = os.path.join(os.path.dirname(target), f".{secrets.token_hex(8)}.pykv-tmp")
     writer = _Writer()
-    try:
-        mode = _mode_of(target)
+
+    @contextmanager
+    def told() -> Iterator[None]:
         try:
-            writer.open(temporary, mode)
-            for piece in pieces:
-                writer.write(piece)
+            yield
+        except OSError as error:
+            if error.errno is None:
+                raise
+            why = f"{error.strerror}; {writer.n_written} bytes written, the file is as it was before"
+            raise OSError(error.errno, why, os.fspath(path)) from error
+
+    def write(piece: Buffer) -> None:
+        with told():
+            writer.write(piece)
+
+    try:
+        with told():
+            writer.open(temporary, _mode_of(target))
+        yield write
+        with told():
             writer.close(temporary)
             os.replace(temporary, target)
-        except BaseException:
-            writer.give_up(temporary)
-            raise
+    except BaseException:
+        writer.give_up(temporary)
+        raise
+    with told():
         _sync_directory(os.path.dirname(target))
-    except OSError as error:
-        if error.errno is None:
-            raise
-        told = f"{error.strerror}; {writer.n_written} bytes written, the file is as it was before"
-        raise OSError(error.errno, told, os.fspath(path)) from error
-    return writer.n_written
+
+
+def write_durably(path: str | os.PathLike[str], pieces: Iterable[Buffer]) -> int:
+    """Write pieces, one after another, as the new content of a file; errors as in `new_content`.
+
+    Each piece is written before the next is asked for, so all may come from one staging buffer.
+
+    Returns
+    -------
+    The bytes written.
+    """
+    n_written = 0
+    with new_content(path) as write:
+        for piece in pieces:
+            n_written += memoryview(piece).nbytes
+            write(piece)
+    return n_written
 
 
 def _mode_of(target: str) -> int | None:

@@ -1,0 +1,97 @@
+"""Loading: a file or bytes into a context, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pykv.errors import StateError
+from pykv.runtime.states.identity import check_setup
+from pykv.runtime.states.saved_file import SavedFile, opened
+from pykv.state_format import Kind, parse_state
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from pykv.runtime.context import Context
+
+ALL = -1
+
+
+def load_session(context: Context, path: str | os.PathLike[str], *, strict: bool) -> list[int]:
+    """Let a context hold what a session file holds, and nothing else. Returns its tokens."""
+    with opened(path) as saved:
+        return _load_file(context, saved, Kind.SESSION_FILE, ALL, os.fspath(path), strict=strict)
+
+
+def load_sequence(context: Context, path: str | os.PathLike[str], seq_id: int, *, strict: bool) -> list[int]:
+    """Let a sequence be the one in a sequence file. Returns its tokens."""
+    with opened(path) as saved:
+        return _load_file(context, saved, Kind.SEQUENCE_FILE, seq_id, os.fspath(path), strict=strict)
+
+
+def load_bytes(context: Context, data: Buffer, seq_id: int | None, *, partial: bool, strict: bool) -> None:
+    """Let a sequence, or with None all of a context, be what `state_bytes` returned."""
+    saved = SavedFile.of_bytes(data)
+    _need_kind(saved, Kind.CONTEXT_BYTES if seq_id is None else Kind.SEQUENCE_BYTES)
+    _load(context, saved, ALL if seq_id is None else seq_id, partial=partial, strict=strict)
+
+
+def _load_file(context: Context, saved: SavedFile, kind: Kind, seq_id: int, path: str, *, strict: bool) -> list[int]:
+    _need_kind(saved, kind)
+    tokens = saved.container.tokens
+    assert tokens is not None
+    room, n_vocab = context.n_ctx, context.model.hparams.n_vocab
+    if tokens.size > room:
+        raise StateError(f"{path}: {tokens.size} tokens, and the context has room for {room}", offset=8)
+    bad = np.flatnonzero((tokens < 0) | (tokens >= n_vocab))
+    if bad.size:
+        i = int(bad[0])
+        raise StateError(f"{path}: token {i} is {tokens[i]}, the vocabulary has {n_vocab}", offset=12 + 4 * i)
+    if saved.notes is None:
+        _warn(
+            f"{path}: nothing says which model it is of; if of another one, what follows is nonsense"
+        )
+    else:
+        for difference in check_setup(saved.notes, context, strict=strict):
+            _warn(f"{path}: {difference}")
+        saved.verify()
+    _load(context, saved, seq_id, partial=False, strict=strict)
+    found: list[int] = tokens.tolist()
+    return found
+
+
+def _load(context: Context, saved: SavedFile, seq_id: int, *, partial: bool, strict: bool) -> None:
+    container, memory = saved.container, context.memory
+    arch = context.model.hparams.architecture
+    if container.arch is not None and container.arch != arch:
+        raise StateError(f"the state is of the family {container.arch!r}, and the model of {arch!r}")
+    start, nbytes = container.state
+    sections, _ = parse_state(
+        saved.data,
+        start,
+        memory.state_layouts(partial),
+        whole=container.kind.whole,
+        dialect=container.dialect,
+        stop=start + nbytes,
+        strict=strict,
+    )
+    converted = memory.load_state(seq_id, sections, saved.data, partial, convert=not strict)
+    if converted and not converted.is_lossless:
+        _warn(
+            f"the state was converted: {'; '.join(converted.what)}; largest error, as a part of a row's largest "
+            f"element: K {converted.error_k:.2g}, V {converted.error_v:.2g}"
+        )
+
+
+def _need_kind(saved: SavedFile, kind: Kind) -> None:
+    found = saved.container.kind
+    if found is not kind:
+        raise StateError(f"expected a {kind.value}, found a {found.value}", offset=0)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=5)

@@ -1,0 +1,173 @@
+"""Saving: what a context holds, as a file that a crash leaves whole, or as bytes."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pykv.errors import ParamError, StateError
+from pykv.memory.state_files import StateImage
+from pykv.runtime.states.identity import setup_of
+from pykv.runtime.states.saved_file import PREVIOUS
+from pykv.state_format import (
+    Checksum,
+    Dialect,
+    Notes,
+    SectionSum,
+    Sink,
+    context_head,
+    mapped,
+    new_content,
+    read_side_car,
+    sequence_bytes_head,
+    sequence_head,
+    session_head,
+    side_car,
+    trailer_pieces,
+    write_durably,
+)
+from pykv.typing import I32Array
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from pykv.runtime.context import Context
+
+ALL = -1
+
+
+@dataclass(frozen=True)
+class Remarks:
+    """What a caller wants to find again beside a state.
+
+    Attributes
+    ----------
+    extra : anything that JSON holds: the state of a sampler, text.
+    attachments : bytes by name, such as ``state_bytes(seq_id, partial=True)`` of earlier ends of the sequence.
+    """
+
+    extra: Mapping[str, Any] | None = None
+    attachments: Mapping[str, Buffer] | None = None
+
+    def pieces(self, notes: Notes) -> list[Buffer]:
+        """Return the bytes of notes with these remarks."""
+        return trailer_pieces(replace(notes, extra=dict(self.extra or {})), self.attachments)
+
+
+def save_session(
+    context: Context, path: str | os.PathLike[str], tokens: Sequence[int], remarks: Remarks, dialect: Dialect
+) -> int:
+    """Write all of a context, and notes in a file beside it. Returns the bytes of the session."""
+    head = session_head(token_array(tokens), context.model.hparams.architecture, dialect)
+    image = context.memory.state_image(ALL, dialect=dialect)
+    notes = replace(setup_of(context), sections=_sums(head, image))
+    beside, before = side_car(path), _notes_of_old(path)
+    attachments = dict(remarks.attachments or {}) | ({PREVIOUS: before} if before else {})
+    # the notes first, with the old ones in them: at no instant is there a session without notes about it
+    write_durably(beside, replace(remarks, attachments=attachments).pieces(notes))
+    with new_content(path) as write:
+        _all([head, image], write)
+    return len(head) + image.nbytes
+
+
+def save_sequence(
+    context: Context,
+    path: str | os.PathLike[str],
+    seq_id: int,
+    tokens: Sequence[int],
+    remarks: Remarks,
+    dialect: Dialect,
+) -> int:
+    """Write one sequence, and notes behind it. Returns the bytes of the file."""
+    head = sequence_head(token_array(tokens), dialect)
+    image = context.memory.state_image(seq_id, dialect=dialect)
+
+    with new_content(path) as write:
+        summed = _Summed(write)
+        _all([head, image], summed)
+        notes = remarks.pieces(replace(setup_of(context), sections=(summed.section(),)))
+        _all(notes, write)
+    return len(head) + image.nbytes + sum(memoryview(piece).nbytes for piece in notes)
+
+
+def state_bytes(context: Context, seq_id: int | None, partial: bool, dialect: Dialect) -> bytes:
+    """Return one sequence, or with None all, in the form that llama.cpp keeps in memory."""
+    if seq_id is None:
+        head = context_head(context.model.hparams.architecture)
+    else:
+        head = sequence_bytes_head(int(seq_id))
+    image = context.memory.state_image(ALL if seq_id is None else seq_id, partial, dialect)
+    out = io.BytesIO()
+    out.seek(len(head) + image.nbytes)
+    out.truncate()
+    out.seek(0)
+    _all([head, image], out.write)
+    return out.getvalue()  # its own buffer, not a copy
+
+
+def token_array(tokens: Sequence[int]) -> I32Array:
+    """Return (n,) int32; raises `ParamError` where an element is no such integer."""
+    found = np.asarray(tokens)
+    if found.ndim != 1 or (found.size and not np.issubdtype(found.dtype, np.integer)):
+        raise ParamError(f"tokens: expected a sequence of integers, found {found.dtype} of shape {found.shape}")
+    if found.size and not -(2**31) <= int(found.min()) <= int(found.max()) < 2**31:
+        raise ParamError(f"tokens: {int(found.min())} to {int(found.max())} is more than 32 bits hold")
+    return found.astype(np.int32)
+
+
+def parse_dialect(name: str | Dialect) -> Dialect:
+    """Return a dialect by the versions of its files, session first: "11/4"."""
+    for each in Dialect:
+        if name in (each, str(each)):
+            return each
+    raise ParamError(f"dialect={name!r}: must be one of {', '.join(map(str, Dialect))}")
+
+
+class _Summed:
+    """A sink that adds up what goes through it."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink, self._sum, self._nbytes = sink, Checksum(), 0
+
+    def __call__(self, data: Buffer) -> None:
+        self._sum.add(data)
+        self._nbytes += memoryview(data).nbytes
+        self._sink(data)
+
+    def section(self) -> SectionSum:
+        return SectionSum(0, self._nbytes, self._sum.hex())
+
+
+def _all(pieces: Sequence[Buffer | StateImage], sink: Sink) -> None:
+    for piece in pieces:
+        if isinstance(piece, StateImage):
+            piece.write_to(sink)
+        else:
+            sink(memoryview(piece))
+
+
+def _sums(head: bytes, image: StateImage) -> tuple[SectionSum, ...]:
+    """Return the checksum of what will be written."""
+    summed = _Summed(lambda _: None)
+    _all([head, image], summed)
+    return (summed.section(),)
+
+
+def _notes_of_old(path: str | os.PathLike[str]) -> bytes | None:
+    """Return the notes on the session that is to be replaced, without those that they hold in turn."""
+    with suppress(OSError, StateError), mapped(side_car(path)) as data:
+        trailer = read_side_car(data)
+        with memoryview(data) as view:
+            kept = {
+                name: bytes(view[span.start : span.start + span.nbytes])
+                for name, span in trailer.attachments.items()
+                if name != PREVIOUS
+            }
+        return b"".join(bytes(piece) for piece in trailer_pieces(trailer.notes, kept))
+    return None
