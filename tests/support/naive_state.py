@@ -62,19 +62,26 @@ def kv_section(cache: Any, seq_id: int, says_rotation: bool) -> bytes:
 
 def states_section(memory: Any, seq_id: int) -> bytes:
     table = memory.states.table
-    cells = [(i, ids) for i, ids in enumerate(table.owners) if (ids if seq_id == -1 else seq_id in ids)]
-    out = struct.pack("<I", len(cells))
-    for _, ids in cells:
-        named = list(ids) if seq_id == -1 else []
-        out += struct.pack(f"<iI{len(named)}i", table.pos(ids[0] if seq_id == -1 else seq_id), len(named), *named)
+    states: list[tuple[int, int, list[int]]] = []
+    for i, owners in enumerate(table.owners):
+        for s in owners if seq_id == -1 else [seq_id] * (seq_id in owners):
+            mine = table.pos(s), i + table.n * table.plane[s]
+            shared = [ids for *state, ids in states if tuple(state) == mine]
+            if shared:  # at another position than others of the cell, it has a state of its own
+                shared[0].append(s)
+            else:
+                states.append((*mine, [s]))
+    out = struct.pack("<I", len(states))
+    for pos, _, ids in states:
+        named = ids if seq_id == -1 else []
+        out += struct.pack(f"<iI{len(named)}i", pos, len(named), *named)
     out += struct.pack("<II", 0, len(memory.spec.layers))
     for which in (0, 1):
         for layer in memory.plan.layers:
             tensor = memory.tensors(layer.il)[which]
             size = 0 if tensor is None else 4 * tensor.ne[0]
             out += struct.pack("<iQ", DType.F32, size)
-            for i, ids in cells if tensor is not None else ():
-                row = i + table.n * table.plane[ids[0] if seq_id == -1 else seq_id]
+            for _, row, _ in states if tensor is not None else ():
                 out += tensor.raw_bytes().tobytes()[row * size : (row + 1) * size]
     return out
 
