@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def has_same_bits(self) -> bool:
-        """Whether both sides compute the same bits: not sums of f32 without flash attention, nor turns by several axes."""
+        """Whether both compute the same bits: not sums of f32 without flash attention, nor turns by several axes."""
         return (self.flash or self.type_v != "f32") and not self.model.startswith("qwen2vl")
 
     @property
@@ -55,7 +55,7 @@ def varied(model: str) -> list[Setting]:
     """Return a model with every way of storing."""
     found = [Setting(model, unified=u) for u in (True, False)]
     found += [Setting(model, "f32", "f32", flash=f, unified=u) for f, u in ((False, True), (True, False))]
-    return found + [Setting(model, "f16", "f16", flash=False, unified=False)]
+    return [*found, Setting(model, "f16", "f16", flash=False, unified=False)]
 
 
 SETTINGS = [
