@@ -98,6 +98,46 @@ class LlamaSide:
             lc.llama_memory_seq_rm(self._memory, 0, self._depth, -1)
         return times
 
+    # saved states of sequence 0
+
+    def state_get(self, is_new: bool = True) -> float:
+        """Time getting the state into memory that is new to the process; without `is_new`, that is there already."""
+        n = lc.llama_state_seq_get_size(self._ctx, 0)
+        kept = np.zeros(0 if is_new else n, np.uint8)
+        kept.fill(1)
+
+        def get() -> None:
+            room = np.empty(n, np.uint8) if is_new else kept
+            data = room.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+            assert lc.llama_state_seq_get_data(self._ctx, data, n, 0) == n
+
+        return timed(get)
+
+    def state_set(self) -> float:
+        n = lc.llama_state_seq_get_size(self._ctx, 0)
+        room = np.empty(n, np.uint8)
+        data = room.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        assert lc.llama_state_seq_get_data(self._ctx, data, n, 0) == n
+
+        def put() -> None:
+            assert lc.llama_state_seq_set_data(self._ctx, data, n, 0) == n
+
+        return timed(put)
+
+    def state_save(self, path: str) -> float:
+        def save() -> None:
+            assert lc.llama_state_seq_save_file(self._ctx, path.encode(), 0, self._tokens, 0)
+
+        return timed(save)
+
+    def state_load(self, path: str) -> float:
+        count = ctypes.c_size_t()
+
+        def load() -> None:
+            assert lc.llama_state_seq_load_file(self._ctx, path.encode(), 0, self._tokens, 512, ctypes.byref(count))
+
+        return timed(load)
+
     # memory verbs; each leaves the memory as `book` left it
 
     def book(self, depth: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict
 from typing import Any
@@ -81,6 +82,63 @@ class PykvSide:
             times.append(self._decode([200 + i]))
             self._ctx.memory.seq_rm(0, self._depth, -1)
         return times
+
+    # saved states of sequence 0
+
+    def fill_rows(self) -> None:
+        """Write numbers into K and V, that saving does not read pages nobody ever wrote."""
+        rng = np.random.default_rng(0)
+        for il in range(len(self._ctx.memory.spec.layers)):
+            for tensor in self._ctx.memory.tensors(il):
+                row = rng.integers(0, 256, tensor.ne[0] * 2, np.uint8)
+                tensor.set(np.tile(row, tensor.ne[1] * tensor.ne[2]))
+
+    def state_get(self) -> float:
+        return timed(lambda: self._ctx.state_bytes(0, dialect="10/3"))
+
+    def state_set(self) -> float:
+        data = self._ctx.state_bytes(0, dialect="10/3")
+        return timed(lambda: self._ctx.load_state_bytes(data, 0))
+
+    def state_save(self, path: str) -> float:
+        return timed(lambda: self._ctx.save_sequence(path, 0, dialect="10/3"))
+
+    def state_load(self, path: str) -> float:
+        return timed(lambda: self._ctx.load_sequence(path, 0))
+
+    def plain_copy(self) -> float:
+        """Time a copy of the same bytes into memory that is new to the process, as `state_bytes` returns them."""
+        data = self._ctx.state_bytes(0, dialect="10/3")
+        return timed(lambda: bytes(memoryview(data)))
+
+    def plain_overwrite(self) -> float:
+        """Time a copy of the same bytes onto others, as a state is set."""
+        data = np.frombuffer(self._ctx.state_bytes(0, dialect="10/3"), np.uint8)
+        onto = data.copy()
+        return timed(lambda: np.copyto(onto, data))
+
+    def plain_write(self, path: str, sync: bool) -> float:
+        """Time writing the same bytes to a new file; with `sync`, until they are on the disk."""
+        data = self._ctx.state_bytes(0, dialect="10/3")
+
+        def write() -> None:
+            with open(path, "wb", buffering=0) as file:
+                assert file.write(data) == len(data)
+                if sync:
+                    os.fsync(file.fileno())
+
+        return timed(write)
+
+    def plain_read(self, path: str) -> float:
+        """Time reading a file into memory that is there already."""
+        onto = np.empty(os.path.getsize(path), np.uint8)
+        onto.fill(0)
+
+        def read() -> None:
+            with open(path, "rb", buffering=0) as file:
+                assert file.readinto(onto) == onto.size
+
+        return timed(read)
 
     # memory verbs; each leaves the memory as `book` left it
 

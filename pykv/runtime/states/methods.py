@@ -98,8 +98,8 @@ class SavedStates(ABC):
 
     def state_bytes(
         self, seq_id: int | None = None, partial: bool = False, *, dialect: str | Dialect = NEWEST
-    ) -> bytes:
-        """Return one sequence, or with None all, as llama.cpp keeps it in memory.
+    ) -> memoryview:
+        """Return one sequence, or with None all, as llama.cpp keeps it in memory: bytes that do not change.
 
         Parameters
         ----------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -96,19 +95,24 @@ def save_sequence(
     return len(head) + image.nbytes + sum(memoryview(piece).nbytes for piece in notes)
 
 
-def state_bytes(context: Context, seq_id: int | None, partial: bool, dialect: Dialect) -> bytes:
+def state_bytes(context: Context, seq_id: int | None, partial: bool, dialect: Dialect) -> memoryview:
     """Return one sequence, or with None all, in the form that llama.cpp keeps in memory."""
     if seq_id is None:
         head = context_head(context.model.hparams.architecture)
     else:
         head = sequence_bytes_head(int(seq_id))
     image = context.memory.state_image(ALL if seq_id is None else seq_id, partial, dialect)
-    out = io.BytesIO()
-    out.seek(len(head) + image.nbytes)
-    out.truncate()
-    out.seek(0)
-    _all([head, image], out.write)
-    return out.getvalue()  # its own buffer, not a copy
+    # numpy's memory comes in large pages, that of bytes in small ones, which take longer to get than to fill
+    out, at = np.empty(len(head) + image.nbytes, np.uint8), 0
+
+    def write(piece: Buffer) -> None:
+        nonlocal at
+        view = np.frombuffer(piece, np.uint8)
+        out[at : at + view.size] = view
+        at += view.size
+
+    _all([head, image], write)
+    return out.data.toreadonly()
 
 
 def token_array(tokens: Sequence[int]) -> I32Array:
