@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pykv import __version__
-from pykv.cli import demo, devices, inspect, pull, replay, run
+from pykv.cli import demo, devices, inspect, pull, replay, run, state
 from pykv.cli.failure import FriendlyGroup
 
 app = typer.Typer(
@@ -45,3 +45,5 @@ for _name, _module in (
     ("replay", replay),
 ):
     app.command(_name, epilog=f"Example: {_module.EXAMPLE}")(_module.command)
+
+app.add_typer(state.app, name="state")

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import isfinite
+from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+PATIENCE = 0.5
+"""Seconds after which a bar says that something is being done."""
 
 
 def results() -> Console:
@@ -31,6 +37,33 @@ def notes() -> Console:
 def write_json(record: Mapping[str, object]) -> None:
     """Write one JSON object, on one line, to stdout."""
     sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def finite(value: float) -> float | None:
+    """Return a number for JSON, which knows no infinity."""
+    return value if isfinite(value) else None
+
+
+@contextmanager
+def slow_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show how far something is, on stderr if that is a terminal, once it takes long; takes what is done, and all."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console, since = notes(), monotonic()
+    bar = Progress(
+        TextColumn(what), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), console=console, transient=True
+    )
+    task = bar.add_task(what)
+
+    def on_progress(n_done: int, n_all: int) -> None:
+        if not bar.live.is_started and console.is_terminal and monotonic() - since > PATIENCE:
+            bar.start()
+        bar.update(task, completed=n_done, total=n_all)
+
+    try:
+        yield on_progress
+    finally:
+        bar.stop()
 
 
 def size(nbytes: int) -> str:

@@ -18,7 +18,7 @@ from pykv.cli.console import notes, size
 
 DEBUG_VARIABLE = "PYKV_DEBUG"
 
-_ANSWERS_BY_CODE = ("replay",)
+_ANSWERS_BY_CODE = ("replay", "diff")
 """Commands whose exit code 1 is an answer, so that no failure may end with it."""
 
 _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
@@ -49,6 +49,9 @@ _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
     (errors.TraceError, "reads version", "run it with the pykv that recorded it; the first line names its version"),
     (errors.TraceError, ", line ", "the file was damaged or edited: mend that line, or record again"),
     (errors.TraceError, "", "ctx.trace(path) records a trace; pykv replay --help says what can be done with it"),
+    (errors.StateError, "remove the notes", ""),
+    (errors.StateError, "its memory must be known", "a model tells: load it into a context, and save it again"),
+    (errors.StateError, "", "the file is damaged, cut off or no saved state; take another copy of it"),
     (errors.ParamError, "no device", "pykv devices lists those at hand"),
     (errors.UnsupportedOpError, "", "another device may have it: pykv devices lists those at hand"),
 )
@@ -61,6 +64,8 @@ _OPTIONS = {
     "devices": "device",
     "temperature": "temp",
     "repetition_penalty": "repeat_penalty",
+    "seq_id": "seq",
+    "n_stream": "streams",
 }
 """Parameters in Python that are called otherwise among the options."""
 
@@ -156,7 +161,8 @@ def _tell_of_output(error: OSError) -> None:
     _maybe_traceback()
     _drop_output()
     if not isinstance(error, BrokenPipeError):
-        tell(f"input or output failed: {error.strerror or error}")
+        where = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        tell(f"{where}input or output failed: {error.strerror or error}")
 
 
 def _drop_output() -> None:

@@ -1,0 +1,241 @@
+"""Saved states into other forms of saved states, file to file: no model, no memory, little of it in memory at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from pykv.errors import ParamError, StateError
+from pykv.ggml import DType
+from pykv.runtime.states.conversion_plan import Change, ConversionPlan, Wanted
+from pykv.runtime.states.converted_state import plan_conversion
+from pykv.runtime.states.read_state import ReadState, Rotation, read_state
+from pykv.runtime.states.saved_file import PREVIOUS
+from pykv.state_format import (
+    ELEMENTS,
+    Checksum,
+    Dialect,
+    Kind,
+    Notes,
+    SectionSum,
+    mapped,
+    read_side_car,
+    side_car,
+    trailer_pieces,
+    write_durably,
+)
+from pykv.typing import MAX_SEQ, AnyArray, as_int
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+KINDS = {
+    "session": Kind.SESSION_FILE,
+    "sequence": Kind.SEQUENCE_FILE,
+    "context-bytes": Kind.CONTEXT_BYTES,
+    "sequence-bytes": Kind.SEQUENCE_BYTES,
+}
+"""Kinds of states by the names that callers give them."""
+
+V_LAYOUTS = {"rows": False, "channels": True}
+
+T = TypeVar("T")
+
+OnProgress = Callable[[int, int], object]
+"""Takes the bytes that are done, and all."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was written.
+
+    Attributes
+    ----------
+    nbytes : bytes of the file.
+    changes : what is not as it was, each lossless or not.
+    has_notes : whether pykv's notes went along, with checksums made anew.
+    """
+
+    kind: Kind
+    dialect: Dialect
+    nbytes: int
+    changes: tuple[Change, ...]
+    has_notes: bool
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether all that the source held is there to the bit."""
+        return all(change.is_lossless for change in self.changes)
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    to: Literal["session", "sequence", "context-bytes", "sequence-bytes"] | None = None,
+    seq_id: int | None = None,
+    dialect: str | Dialect | None = None,
+    type_k: str | DType | None = None,
+    type_v: str | DType | None = None,
+    v_layout: Literal["rows", "channels"] | None = None,
+    n_stream: int | None = None,
+    rotation: Rotation | None = None,
+    arch: str | None = None,
+    on_progress: OnProgress | None = None,
+) -> Conversion:
+    """Write a saved state once more, in another form. What is not asked for stays as it is.
+
+    Rows pass through in pieces of a few MiB. A crash leaves the old target or the new one. Notes of pykv's are carried
+    along, but for kinds that have no place for them.
+
+    Parameters
+    ----------
+    to : kind of the result.
+    seq_id : which sequence is taken out of a state of all; of one sequence's state, the number that it gets.
+    dialect : versions of session and sequence files, "11/4" or "10/3".
+    type_k, type_v : element types.
+    v_layout : V cell by cell, or channel by channel as llama.cpp has it without flash attention.
+    n_stream : 1 = all sequences in one stream of cells (unified); else one for each sequence.
+    rotation : widths by which quantised K and V are rotated: in the result, and in a source that does not say so.
+    arch : family of the model, where a state of all is made of one that does not name it.
+
+    Raises
+    ------
+    ParamError : it cannot be, or something must be said for it; nothing was written.
+    StateError : the source is damaged; nothing was written.
+    OSError : a file cannot be read or written; the target is as it was.
+    """
+    wanted = Wanted(
+        kind=_chosen("to", to, KINDS),
+        seq_id=_whole("seq_id", seq_id, 0, MAX_SEQ - 1),
+        dialect=dialect if isinstance(dialect, Dialect) else _chosen("dialect", dialect, {str(d): d for d in Dialect}),
+        types=(_dtype("type_k", type_k), _dtype("type_v", type_v)),
+        by_channel=_chosen("v_layout", v_layout, V_LAYOUTS),
+        n_stream=_whole("n_stream", n_stream, 1, MAX_SEQ),
+        rotation=_rotation(rotation),
+        arch=arch,
+    )
+    with read_state(source) as state:
+        state.saved.verify()
+        plan = plan_conversion(state, wanted)
+        notes = _notes(state, plan, wanted)
+        nbytes = _write(target, plan, notes, state.saved.attachments, on_progress or _ignore)
+    return Conversion(plan.kind, plan.dialect, nbytes, plan.all_changes(), notes is not None)
+
+
+def _notes(state: ReadState, plan: ConversionPlan, wanted: Wanted) -> Notes | None:
+    """Return the notes that go along, without checksums; None where there are none, or no place for them."""
+    notes, kept = state.saved.notes, [name for name in state.saved.attachments if name != PREVIOUS]
+    if notes is None:
+        return None
+    if plan.kind not in (Kind.SESSION_FILE, Kind.SEQUENCE_FILE):
+        plan.note(f"notes left out: a {plan.kind.value} has no place for them", is_lossless=False)
+        return None
+    if kept and plan.moved:
+        plan.note(f"attachments {', '.join(kept)} stay as they were")
+    types = {name: dtype.label for name, dtype in zip("kv", wanted.types, strict=True) if dtype is not None}
+    return replace(notes, types=dict(notes.types) | types, sections=())
+
+
+def _write(
+    target: str | os.PathLike[str],
+    plan: ConversionPlan,
+    notes: Notes | None,
+    attachments: Mapping[str, bytes],
+    on_progress: OnProgress,
+) -> int:
+    kept = {name: data for name, data in attachments.items() if name != PREVIOUS}
+    if plan.kind is not Kind.SESSION_FILE:
+        return write_durably(target, _Stream(plan, on_progress).pieces(notes, kept))
+    beside, before = side_car(target), _notes_of_old(target)
+    if notes is None:
+        nbytes = write_durably(target, _Stream(plan, on_progress).pieces())
+        if before is not None:  # they are about a session that is gone
+            beside.unlink()
+        return nbytes
+    # notes first, with the old ones in them, as in every save: they need the checksum of what is still to be written
+    stream = _Stream(plan, on_progress, n_passes=2)
+    for _ in stream.pieces():
+        pass
+    if before is not None:
+        kept[PREVIOUS] = before
+    write_durably(beside, trailer_pieces(replace(notes, sections=(stream.section(),)), kept))
+    return write_durably(target, stream.pieces())
+
+
+class _Stream:
+    """The bytes of a plan, counted and summed as they pass."""
+
+    def __init__(self, plan: ConversionPlan, on_progress: OnProgress, n_passes: int = 1) -> None:
+        self._plan, self._on_progress = plan, on_progress
+        self._n_done, self._n_all = 0, plan.nbytes * n_passes
+        self._sum = Checksum()
+
+    def section(self) -> SectionSum:
+        """Return the checksum of what has passed."""
+        return SectionSum(0, self._plan.nbytes, self._sum.hex())
+
+    def pieces(self, notes: Notes | None = None, attachments: dict[str, bytes] | None = None) -> Iterator[Buffer]:
+        """Yield the state, and the notes on it behind it if there are any."""
+        self._sum = Checksum()
+        for piece in self._plan.pieces:
+            for part in (piece,) if isinstance(piece, bytes) else piece.pieces():
+                view = memoryview(part) if isinstance(part, bytes) else _bytes(part)
+                self._sum.add(view)
+                self._n_done += len(view)
+                yield view
+                self._on_progress(self._n_done, self._n_all)
+        if notes is not None:
+            yield from trailer_pieces(replace(notes, sections=(self.section(),)), attachments)
+
+
+def _notes_of_old(path: str | os.PathLike[str]) -> bytes | None:
+    """Return the notes on the session that is to be replaced, without those that they hold in turn."""
+    with suppress(OSError, StateError), mapped(side_car(path)) as data:
+        trailer = read_side_car(data)
+        kept = {name: data[at : at + n] for name, (at, n) in trailer.attachments.items() if name != PREVIOUS}
+        return b"".join(bytes(piece) for piece in trailer_pieces(trailer.notes, kept))
+    return None
+
+
+def _bytes(array: AnyArray) -> memoryview:
+    return array.data.cast("B") if array.size else memoryview(b"")
+
+
+def _ignore(n_done: int, n_all: int) -> None:
+    return
+
+
+def _chosen(name: str, value: str | None, known: dict[str, T]) -> T | None:
+    if value is not None and value not in known:
+        raise ParamError(f"{name}={value!r} must be one of {', '.join(known)}")
+    return None if value is None else known[value]
+
+
+def _whole(name: str, value: int | None, least: int, most: int) -> int | None:
+    number = None if value is None else as_int(value)
+    if value is not None and (number is None or not least <= number <= most):
+        raise ParamError(f"{name}={value!r} must be a whole number in {least}..{most}")
+    return number
+
+
+def _dtype(name: str, value: str | DType | None) -> DType | None:
+    found = None if value is None else DType.parse(value, name)
+    if found is not None and int(found) not in ELEMENTS:
+        raise ParamError(f"{name}={found.label} must be one of {', '.join(one.name for one in ELEMENTS.values())}")
+    return found
+
+
+def _rotation(value: Rotation | None) -> Rotation | None:
+    if value is None:
+        return None
+    widths = tuple(map(as_int, value))
+    if len(widths) != 2 or any(one is None or one < 0 or one & (one - 1) for one in widths):
+        raise ParamError(f"rotation={value!r} must be two numbers, each 0 or a power of two")
+    k, v = widths
+    assert k is not None
+    assert v is not None
+    return k, v
