@@ -33,7 +33,8 @@ def hold_kv(section: KVSection, layout: KVLayout, *, whole: bool, strict: bool =
         raise mismatch("KV section: number of streams", layout.n_stream, n_stream, section.span.start)
     for s, stream in enumerate(section.streams):
         what = f"KV section: stream {s}"
-        _hold_cells(stream.cells, layout.n_cells, what)
+        if strict or not whole:
+            _hold_cells(stream.cells, layout.n_cells, what)
         if whole:
             _hold_ids(stream.cells, None if n_stream == 1 else s, layout.n_seq_max if strict else None, what)
         if stream.cells.n:
@@ -43,7 +44,8 @@ def hold_kv(section: KVSection, layout: KVLayout, *, whole: bool, strict: bool =
 def hold_states(section: StatesSection, layout: StatesLayout, *, whole: bool, strict: bool = True) -> None:
     """Refuse what a recurrent memory cannot take over as it is; see `hold_kv`."""
     what = "states section"
-    _hold_cells(section.cells, layout.n_cells, what)
+    if strict:  # else states of sequences that the memory does not have are dropped first
+        _hold_cells(section.cells, layout.n_cells, what)
     if whole:
         _hold_ids(section.cells, None, layout.n_seq_max if strict else None, what)
     if section.n_layer != layout.n_layer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,20 +52,22 @@ def _load_file(context: Context, saved: SavedFile, kind: Kind, seq_id: int, path
     if bad.size:
         i = int(bad[0])
         raise StateError(f"{path}: token {i} is {tokens[i]}, the vocabulary has {n_vocab}", offset=12 + 4 * i)
-    if saved.notes is None:
-        _warn(
-            f"{path}: nothing says which model it is of; if of another one, what follows is nonsense"
-        )
-    else:
-        for difference in check_setup(saved.notes, context, strict=strict):
-            _warn(f"{path}: {difference}")
-        saved.verify()
-    _load(context, saved, seq_id, partial=False, strict=strict)
+    _load(context, saved, seq_id, partial=False, strict=strict, doubts=_doubts(context, saved, strict=strict))
     found: list[int] = tokens.tolist()
     return found
 
 
-def _load(context: Context, saved: SavedFile, seq_id: int, *, partial: bool, strict: bool) -> None:
+def _doubts(context: Context, saved: SavedFile, *, strict: bool) -> list[str]:
+    """Return what speaks against a file that can be loaded all the same; raises where it cannot."""
+    if saved.notes is None:
+        return ["nothing says which model the state is of; if of another one, what follows is nonsense"]
+    saved.verify()
+    return check_setup(saved.notes, context, strict=strict)
+
+
+def _load(
+    context: Context, saved: SavedFile, seq_id: int, *, partial: bool, strict: bool, doubts: Sequence[str] = ()
+) -> None:
     container, memory = saved.container, context.memory
     arch = context.model.hparams.architecture
     if container.arch is not None and container.arch != arch:
@@ -79,6 +82,8 @@ def _load(context: Context, saved: SavedFile, seq_id: int, *, partial: bool, str
         stop=start + nbytes,
         strict=strict,
     )
+    for doubt in doubts:  # before anything changes: a program may have made warnings errors
+        _warn(doubt)
     converted = memory.load_state(seq_id, sections, saved.data, partial, convert=not strict)
     if converted and not converted.is_lossless:
         _warn(
