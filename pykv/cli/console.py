@@ -63,7 +63,8 @@ def slow_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     try:
         yield on_progress
     finally:
-        bar.stop()
+        if bar.live.is_started:  # else it would write an empty line
+            bar.stop()
 
 
 def size(nbytes: int) -> str:
