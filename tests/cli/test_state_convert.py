@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tracemalloc
 from pathlib import Path
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 from support.state_bytes import F16, F32, SEQ2, Cell, Rows, StateBytes, samples
 from support.state_values import DATA, WIDTH, f16, payloads, q8_0, sequence_file, session_file
+from rich.console import Console
 from typer.testing import CliRunner
 
+from pykv.cli import console
 from pykv.cli.app import app
 from pykv.runtime.states import convert
 from pykv.state_format import Notes, SectionSum, checksum, mapped, read_side_car, read_trailer, trailer_pieces
@@ -429,3 +432,23 @@ def test_large_states_pass_in_small_pieces(tmp_path, options):
     assert told[-1] == (result.nbytes, result.nbytes)
     with mapped(tmp_path / "out") as data:
         assert len(data) == result.nbytes
+
+
+def test_a_bar_shows_how_far_a_long_conversion_is(tmp_path, monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(console, "notes", lambda: Console(file=shown, force_terminal=True, width=60))
+    monkeypatch.setattr(console, "PATIENCE", -1)
+    done(DATA / "smollm2_fa_f16.ggsq", tmp_path / "out")
+    assert "convert" in shown.getvalue()
+    assert "100%" in shown.getvalue()
+    shown.truncate(0)
+    monkeypatch.setattr(console, "PATIENCE", 60)
+    done(DATA / "smollm2_fa_f16.ggsq", tmp_path / "out")
+    assert not shown.getvalue().strip("\0")
+
+
+def test_layers_whose_v_is_stored_in_blocks_were_laid_out_by_channel(tmp_path):
+    path = written(tmp_path, sequence_file([]).kv([SEQ2], [F16, F16], [F16, Rows(8, 34)]))
+    result = run(path, tmp_path / "out", "--v-layout", "channels")
+    assert result.exit_code == 2
+    assert "--v-layout channels: q8_0 is stored in blocks" in result.stderr

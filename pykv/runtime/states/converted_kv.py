@@ -68,7 +68,7 @@ class ConvertedKV:
         if self._first is None:
             return False
         have, asked = bool(self._first.v_trans), self._wanted.by_channel
-        in_blocks = self._v_in_blocks(self._first)
+        in_blocks = self._v_in_blocks()
         if in_blocks and asked:
             raise ParamError(
                 f"v_layout=channels: {in_blocks.label} is stored in blocks, which lie in rows; leave it out"
@@ -78,12 +78,10 @@ class ConvertedKV:
             self._plan.note(f"V by {_order(have)} → by {_order(want)}")
         return want
 
-    def _v_in_blocks(self, stream: StreamRecords) -> DType | None:
-        """Return the type of V in the result if it is one that stores blocks."""
-        if not stream.v:
-            return None
-        dtype = self._type(stream.v[0], is_v=True)
-        return dtype if dtype.block_size > 1 else None
+    def _v_in_blocks(self) -> DType | None:
+        """Return a type of V in the result that stores blocks, if there is one."""
+        types = (self._type(rows, is_v=True) for stream in filled(self._section) for rows in stream.v)
+        return next((dtype for dtype in types if dtype.block_size > 1), None)
 
     def _add_stream(self, arranged: Arranged, by_channel: bool) -> None:
         k = self._moved(arranged.shares, is_v=False, by_channel=False)
