@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from support.state_bytes import F16, F32, SEQ2, Cell, Rows, StateBytes, samples
 from support.state_values import DATA, WIDTH, f16, payloads, q8_0, sequence_file, session_file
-from rich.console import Console
 from typer.testing import CliRunner
 
 from pykv.cli import console
@@ -229,7 +229,7 @@ def test_shared_cells_are_copied_into_streams(tmp_path):
     record = done(written(tmp_path, source), tmp_path / "out", "--streams", 2)
     assert (tmp_path / "out").read_bytes() == expected.data
     assert [(one["what"], one["is_lossless"]) for one in record["changes"]] == [
-        ("1 streams → 2", True),
+        ("1 stream → 2", True),
         ("1 cells of no sequence left out", False),
     ]
 

@@ -59,7 +59,7 @@ class ConvertedKV:
     def _note_streams(self, aim: Aim) -> None:
         n_before, n_free = len(self._section.streams), n_without_owner(self._section)
         if self._n_stream != n_before:
-            self._plan.note(f"{n_before} streams → {self._n_stream}")
+            self._plan.note(f"{n_before} {'stream' if n_before == 1 else 'streams'} → {self._n_stream}")
             if n_free and self._n_stream > 1 and aim.number is None:
                 self._plan.note(f"{n_free} cells of no sequence left out", is_lossless=False)
 
