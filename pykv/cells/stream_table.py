@@ -159,8 +159,11 @@ class StreamTable:
     def n_kv(self, slot: SlotInfo, n_pad: int = 1) -> int:
         """Return how many cells a graph must look at: all used ones of the slot's streams, rounded up."""
         pad = max(n_pad, 256)
-        used = max(self.cells[s].used_max_p1 for s in slot.streams)
-        return min(self.n_cells, max(pad, -(-used // pad) * pad))
+        return self.n_kv_of(max(self.cells[s].used_max_p1 for s in slot.streams), n_pad)
+
+    def n_kv_of(self, n_used: int, n_pad: int = 1) -> int:
+        """Return how many cells a graph must look at where the first `n_used` of a stream may be in use."""
+        return min(self.n_cells, max(pad, -(-n_used // pad) * pad))
 
     # questions
 

@@ -148,9 +148,9 @@ class Context:
 
     @property
     def attention_path(self) -> AttentionInUse:
-        """Which path attention takes for single tokens and for prompts, and why."""
+        """Which path attention takes for single tokens and for prompts, in each kind of layer, and why."""
         self._require_open()
-        return self._choice.in_use(self.memory.v_trans, self.memory.used_max_p1)
+        return self._choice.in_use(self.memory.paths(self.attention))
 
     @property
     def n_ctx(self) -> int:
