@@ -191,10 +191,12 @@ class Arena(Owner):
         ------
         UseAfterCloseError : one of them is closed or gone.
         """
-        buffers = [ref() for ref in self._buffers]
-        found = [buffer for buffer in buffers if buffer is not None and not buffer.closed]
-        if len(found) < len(buffers):
-            raise UseAfterCloseError("the buffer that holds the arena's tensors is closed")
+        found = []
+        for ref in self._buffers:
+            buffer = ref()
+            if buffer is None or buffer.closed:
+                raise UseAfterCloseError("the buffer that holds the arena's tensors is closed")
+            found.append(buffer)
         return found
 
     def check_home(self, tensor: Tensor) -> None:

@@ -112,10 +112,12 @@ class Tensor:
         UseAfterCloseError : arena, buffer or scheduler are closed.
         TensorError : it has no data yet, or the scheduler has given its memory to another graph.
         """
+        _ = self.ptr
         home = self.base or self
-        _ = home.ptr
+        if home is not self:
+            _ = home.ptr
         home.arena.check_home(home)
-        if not self.is_allocated:
+        if self.raw.data == ffi.NULL:
             raise TensorError(f"{self!r} has no data yet")
 
     def named(self, name: str) -> Tensor:
@@ -200,7 +202,7 @@ class Tensor:
 
     def _check_span(self, offset: int, n_bytes: int, what: str) -> None:
         self.check_data()
-        if offset < 0 or offset + n_bytes > self.nbytes:
+        if offset < 0 or offset + n_bytes > lib.ggml_nbytes(self.raw):
             raise TensorError(
                 f"{what} of {n_bytes} bytes at offset {offset} leaves {self!r}, which has {self.nbytes} bytes"
             )
