@@ -12,7 +12,7 @@ from typing import Any
 
 from pykv.batch import UBatch
 from pykv.errors import AllocError
-from pykv.ggml import Arena, Backend, Graph, GraphInput, Sched, Tensor, ops
+from pykv.ggml import Arena, Backend, Graph, GraphInput, GraphOutput, Sched, Tensor, ops
 from pykv.ggml.owner import Owner
 from pykv.memory import AttentionPath, AttentionPlan, MassWatch, Memory
 from pykv.memory.attention import MANY_TOKENS
@@ -34,7 +34,7 @@ NODES_BESIDE = 64
 class BuiltGraph:
     """A graph with memory, and the shape that it serves."""
 
-    def __init__(self, graph: Graph, builder: GraphBuilder, logits: Tensor | None) -> None:
+    def __init__(self, graph: Graph, builder: GraphBuilder, logits: GraphOutput | None) -> None:
         self.graph, self.builder, self.logits = graph, builder, logits
         self.shape = builder.shape
         self.inputs: tuple[GraphInput, ...] = builder.inputs
@@ -127,12 +127,12 @@ class Compute:
         """
         self.has_begun = False
         watches = tuple(one.watch for one in watched)
-        built = self._graph_for(GraphShape(shape, ubatch.n_outputs, watches, ubatch.token is None))
+        built = self._graph_for(GraphShape(shape, len(out), watches, ubatch.token is None))
         built.builder.fill(slot, ubatch, [one.chosen for one in watched])
         self.has_begun = True
         self._sched.compute(built.graph)
         if built.logits is not None:
-            built.logits.get_into(out)
+            built.logits.read_into(out)
         return built.builder.memory.masses
 
     def close(self) -> None:
@@ -164,6 +164,8 @@ class Compute:
         self._sched.allocate(built.graph)
         for one in built.inputs:
             one.bind()
+        if built.logits is not None:
+            built.logits.bind()
         self._built = built
         return built
 
@@ -174,9 +176,11 @@ class Compute:
         memory = self._memory.graph(graph, shape.memory, self._attention, shape.watches)
         builder = GraphBuilder(graph, self._memory.spec, shape, memory)
         logits = self._model.build(builder)
-        if logits is not None:
-            graph.expand(logits.as_output())
-        return BuiltGraph(graph, builder, logits)
+        if logits is None:
+            return BuiltGraph(graph, builder, None)
+        output = GraphOutput(logits)
+        graph.expand(output.tensor)
+        return BuiltGraph(graph, builder, output)
 
 
 def _seen(watches: Sequence[MassWatch], n_rows: int, is_cut: bool) -> tuple[MassWatch, ...]:
