@@ -118,6 +118,33 @@ def test_a_ubatch_of_fewer_tokens_than_states_are_kept(taken_of: Callable[..., T
     some.decode(s1=TOKENS[330:331], s0=TOKENS[340:341])
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_keeping_earlier_states_changes_no_bit(write_tiny: Write, name: str) -> None:
+    """Each token's sums are the same, whether it is scanned with others or by itself."""
+    settings = EXACT | {"n_seq_max": 2, "kv_unified": True}
+    with (
+        pykv.Model.load(write_tiny(BY_NAME[name])) as model,
+        model.context(n_rs_seq=N_RS_SEQ, **settings) as ours,
+        model.context(**settings) as plain,
+    ):
+        for tokens, ids in (
+            (TOKENS[:20], [0] * 10 + [1] * 10),
+            (TOKENS[40:46], [0, 0, 0, 1, 1, 1]),
+            (TOKENS[50:51], [1]),
+        ):
+            for context in (ours, plain):
+                context.decode(pykv.Batch(tokens, seq_id=ids, logits=[i > 0 for i in range(len(ids) - 1)] + [True]))
+            assert np.array_equal(ours.logits, plain.logits)
+
+
+@pytest.mark.parametrize(("name", "n_state"), [("mamba-4l", 3 * 128 + 16 * 128), ("rwkv7-3l", 2 * 128 + 64 * 128)])
+def test_a_plan_counts_the_states_that_are_kept(write_tiny: Write, name: str, n_state: int) -> None:
+    settings = EXACT | {"n_seq_max": 3, "n_rs_seq": 2}
+    tiny = BY_NAME[name]
+    with pykv.Model.load(write_tiny(tiny)) as model, model.context(**settings) as context:
+        assert context.memory.nbytes == model.plan(**settings).nbytes == 4 * 3 * (1 + 2) * tiny.n_layer * n_state
+
+
 @pytest.mark.parametrize("name", ["mamba-4l", "rwkv7-3l", "jamba-4l"])
 def test_a_graph_of_many_layers_has_room_for_what_keeps_their_states(write_tiny: Write, name: str) -> None:
     tiny = replace(BY_NAME[name], n_layer=16)  # type: ignore[call-arg]
