@@ -6,6 +6,7 @@ Each token also sees the inputs of the one before it (token shift). No attention
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pykv.errors import GGUFError
 from pykv.ggml import Tensor, ops
@@ -50,6 +51,9 @@ class Rwkv7Layer:
 class Rwkv7:
     """A decoder of the RWKV-7 family."""
 
+    nodes_per_layer: ClassVar[int] = 124  # some 20 of them cut the scan's operands where earlier states are kept
+    nodes_per_snapshot: ClassVar[int] = 28
+
     def __init__(self, hparams: HParams, weights: Weights, keys: Keys) -> None:
         hp, place = hparams, weights.placement
         self.hparams = hparams
@@ -82,8 +86,8 @@ class Rwkv7:
 
     def memory_spec(self, rope: ContextRope) -> MemorySpec:
         """Return what the memory must know; there is nothing rotary."""
-        n, why = self.hparams.n_embd, "the time mix of rwkv7 returns the last state alone"
-        state = StateSpec(N_SHIFTED * n, n * self.sizes.head, why)
+        n = self.hparams.n_embd
+        state = StateSpec(N_SHIFTED * n, n * self.sizes.head)
         return MemorySpec.uniform(self.hparams.n_layer, LayerSpec.recurrent(state))
 
     def build(self, b: GraphBuilder) -> Tensor | None:

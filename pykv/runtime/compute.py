@@ -18,14 +18,12 @@ from pykv.memory import AttentionPath, AttentionPlan, MassWatch, Memory
 from pykv.memory.attention import MANY_TOKENS
 from pykv.memory.memory_graph import MemoryShape
 from pykv.models import Architecture, GraphBuilder, GraphShape
-from pykv.models.architecture import nodes_per_layer
+from pykv.models.architecture import nodes_per_layer, nodes_per_snapshot
 from pykv.runtime.observe import Watched
 from pykv.typing import F32Array
 
 NODES_PER_ROUTING, NODES_PER_EXPERT = 24, 2
 """What a layer takes beside `nodes_per_layer` to choose a token's experts, and to add up what each makes of it."""
-NODES_PER_SNAPSHOT = 2
-"""What a layer with a state takes to keep one more beside the latest."""
 NODES_PER_MASS = 32
 """Nodes of each layer for each watch."""
 NODES_BESIDE = 64
@@ -199,5 +197,5 @@ def _n_nodes(model: Architecture, n_watches: int, n_rs_seq: int) -> int:
     hparams = model.hparams
     n_used = hparams.n_expert_used
     routed = NODES_PER_ROUTING + NODES_PER_EXPERT * n_used if n_used else 0
-    per_layer = nodes_per_layer(model) + routed + NODES_PER_SNAPSHOT * n_rs_seq + NODES_PER_MASS * n_watches
+    per_layer = nodes_per_layer(model) + routed + nodes_per_snapshot(model) * n_rs_seq + NODES_PER_MASS * n_watches
     return NODES_BESIDE + per_layer * hparams.n_layer

@@ -29,7 +29,12 @@ MODELS: dict[str, TinyFile] = {
 }
 
 N_RS_SEQ = {"lfm2": 4}
-"""Families whose states llama.cpp can take back, and how many tokens are asked for here."""
+"""Families whose states llama.cpp can take back, and how many tokens are asked for here.
+
+Of those that pykv builds it is LFM2 alone: `llm_arch_supports_rs_rollback` lists it, and for all others llama.cpp takes
+`n_rs_seq` as 0, so that a cut says no. What pykv makes of a cut there, `tests/models/test_rollback.py` compares with
+a history without the tokens.
+"""
 
 SETTINGS = [(flash, unified) for flash in (True, False) for unified in (True, False)]
 
