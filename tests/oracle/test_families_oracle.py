@@ -13,6 +13,7 @@ import pytest
 from support.nmse import nmse
 from support.oracle import Oracle, OracleBatch
 from support.paired import Pair
+from support.recorded_logits import N_RS_SEQ
 from support.tiny.model import TinyFile
 from support.tiny.registry import BY_ARCH
 
@@ -27,14 +28,6 @@ TOLERANCE = 1e-5
 MODELS: dict[str, TinyFile] = {
     name: model for arch, models in BY_ARCH.items() if arch in ARCHITECTURES for name, model in models.items()
 }
-
-N_RS_SEQ = {"lfm2": 4}
-"""Families whose states llama.cpp can take back, and how many tokens are asked for here.
-
-Of those that pykv builds it is LFM2 alone: `llm_arch_supports_rs_rollback` lists it, and for all others llama.cpp takes
-`n_rs_seq` as 0, so that a cut says no. What pykv makes of a cut there, `tests/models/test_rollback.py` compares with
-a history without the tokens.
-"""
 
 SETTINGS = [(flash, unified) for flash in (True, False) for unified in (True, False)]
 

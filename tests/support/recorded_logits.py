@@ -40,7 +40,12 @@ def _with_f32_matrices() -> dict[str, TinyFile]:
 MODELS = _with_f32_matrices()
 
 N_RS_SEQ = {"lfm2": 4}
-"""Families whose states llama.cpp can take back, and how many tokens are asked for here."""
+"""Families whose states llama.cpp can take back, and how many tokens are asked for here.
+
+Of those that pykv builds it is LFM2 alone: `llm_arch_supports_rs_rollback` lists it, and for all others llama.cpp takes
+`n_rs_seq` as 0, so that a cut says no. What pykv makes of a cut there, `tests/models/test_rollback.py` compares with
+a history without the tokens.
+"""
 
 START = {"llama4": 8000}
 """Where a text begins, if not at 0: here the next chunk of 8192 positions begins within the prompt."""
