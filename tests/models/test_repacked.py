@@ -14,7 +14,8 @@ from support.nmse import nmse
 from support.quantised import quantise
 from support.tiny.registry import BY_NAME
 from support.tiny_gguf import TINY_MODELS, TinyModel
-from support.twin import EXACT, TOKENS as ANY
+from support.twin import EXACT
+from support.twin import TOKENS as ANY
 
 import pykv
 from pykv._native import lib
