@@ -9,6 +9,7 @@ from pykv.ggml.graph import Graph
 from pykv.ggml.graph_input import GraphInput, GraphOutput
 from pykv.ggml.interrupt import HeldInterrupt
 from pykv.ggml.ops import RopeParams
+from pykv.ggml.repacking import can_repack
 from pykv.ggml.rpc import connect_rpc
 from pykv.ggml.sched import Sched
 from pykv.ggml.tensor import Tensor
@@ -29,6 +30,7 @@ __all__ = [
     "RopeParams",
     "Sched",
     "Tensor",
+    "can_repack",
     "connect_rpc",
     "cpu_device",
     "devices",

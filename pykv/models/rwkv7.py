@@ -12,7 +12,7 @@ from pykv.errors import GGUFError
 from pykv.ggml import Tensor, ops
 from pykv.memory import LayerSpec, MemorySpec, StateSpec
 from pykv.models import token_shift
-from pykv.models.blocks import Affine, layer_norm
+from pykv.models.blocks import Affine, layer_norm, take_embeddings
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams
 from pykv.models.keys import Keys
@@ -65,7 +65,7 @@ class Rwkv7:
             ne, device = (hp.n_embd,), place.output if on_output else place.input
             return Affine(weights.need(f"{name}.weight", ne, device), weights.need(f"{name}.bias", ne, device))
 
-        self.tok_embd = weights.need("token_embd.weight", (hp.n_embd, hp.n_vocab), place.input)
+        self.tok_embd = take_embeddings(weights, hp)
         self.tok_norm = norm("token_embd_norm", False)
         self.output_norm = norm("output_norm", True)
         self.output = weights.need("output.weight", (hp.n_embd, hp.n_vocab), place.output)
