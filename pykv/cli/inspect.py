@@ -136,8 +136,10 @@ def _show(
 
     out = results()
     facts = Table.grid(padding=(0, 2))
-    heads = f"{shape['n_head']} query heads, {shape['n_head_kv']} KV heads"
-    widths = f"K {shape['n_embd_head_k']} and V {shape['n_embd_head_v']} wide"
+    attention = ""
+    if shape["n_head_kv"]:
+        heads = f"{shape['n_head']} query heads, {shape['n_head_kv']} KV heads"
+        attention = f"; {heads}, K {shape['n_embd_head_k']} and V {shape['n_embd_head_v']} wide"
     runs = "" if shape["runs_here"] else " (pykv does not run this family yet; costs are for one full-size cache)"
     types = ", ".join(f"{n} {kind}" for kind, n in shape["tensor_types"].items())
     for name, value in (
@@ -146,7 +148,7 @@ def _show(
         ("architecture", shape["architecture"] + runs),
         ("size", f"{size(shape['nbytes'])}, {shape['n_params'] / 1e6:.0f}M parameters"),
         ("tensors", types),
-        ("layers", f"{shape['n_layer']} of width {shape['n_embd']}; {heads}, {widths}"),
+        ("layers", f"{shape['n_layer']} of width {shape['n_embd']}{attention}"),
         *([] if kinds is None else [("memory", kinds)]),
         ("context", f"{shape['n_ctx_train']} tokens as trained"),
         ("vocabulary", f"{shape['n_vocab']} tokens{', chat template' if shape['has_chat_template'] else ''}"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def scan_all(b: GraphBuilder, scan: Scan) -> tuple[Tensor, Tensor]:
         results.append(y)
         states.append(state)
     apart = [ops.reshape(b.arena, y, *y.ne[:2], y.ne[2] * y.ne[3] // n_seqs, n_seqs) for y in results]
-    return _joined(b, apart), _joined(b, states[::-1])
+    return ops.join(b.arena, apart, 2), ops.join(b.arena, states[::-1], 2)
 
 
 def some_tokens(b: GraphBuilder, x: Tensor, tokens: range, dim: int) -> Tensor:
@@ -52,11 +52,3 @@ def each_state(b: GraphBuilder) -> Tensor:
 
 def _count(out: AnyArray, ubatch: UBatch) -> None:
     out[...] = np.arange(out.size)
-
-
-def _joined(b: GraphBuilder, parts: Sequence[Tensor]) -> Tensor:
-    """Return the parts behind each other along dim 2; halves, so that no part is copied once for every other."""
-    if len(parts) == 1:
-        return parts[0]
-    half = len(parts) // 2
-    return ops.concat(b.arena, _joined(b, parts[:half]), _joined(b, parts[half:]), 2)

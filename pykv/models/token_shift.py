@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 
 from pykv.ggml import Tensor, ops
 from pykv.models.graph_builder import GraphBuilder
@@ -36,6 +35,6 @@ def write(b: GraphBuilder, il: int, inputs: Sequence[Tensor]) -> None:
         return ops.view(b.arena, x, (n, 1, n_seqs, 1), (row, seq, seq * n_seqs), row * (n_tokens - 1 - d))
 
     def rows(d: int) -> Tensor:
-        return reduce(lambda a, x: ops.concat(b.arena, a, x, 1), (last_but(d, x) for x in inputs))
+        return ops.join(b.arena, [last_but(d, x) for x in inputs], 1)
 
     b.states.write_r(il, [rows(d) for d in range(b.states.n_planes)])
