@@ -122,13 +122,13 @@ def machine() -> dict[str, Any]:
     }
 
 
-def model_path(given: str | None) -> str:
-    """Return the model to measure: the given one, PYKV_TEST_SMOLLM2, or the pulled SmolLM2."""
-    if path := given or os.environ.get("PYKV_TEST_SMOLLM2"):
+def model_path(given: str | None, variable: str = "PYKV_TEST_SMOLLM2", pulled: str = "smollm2-135m") -> str:
+    """Return the model to measure: the given one, what the environment names, or the pulled one."""
+    if path := given or os.environ.get(variable):
         return path
     from pykv.cli.catalog import cached_path
 
-    return str(cached_path("smollm2-135m"))
+    return str(cached_path(pulled))
 
 
 def tokens(n: int, start: int = 0) -> list[int]:

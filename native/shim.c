@@ -101,6 +101,18 @@ void pykv_threadpool_free(ggml_backend_t backend, void * pool) {
     if (release && pool) release((struct ggml_threadpool *) pool);
 }
 
+// ---- repacking ---------------------------------------------------------------------------------------------------
+
+ggml_backend_buffer_type_t pykv_repack_type(ggml_backend_dev_t device) {
+    ggml_backend_dev_get_extra_bufts_t list = (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts");
+    for (ggml_backend_buffer_type_t * type = list ? list(device) : NULL; type && *type; ++type) {
+        // the others need more than they say: tiles that the system must grant first, or drivers
+        if (strcmp(ggml_backend_buft_name(*type), "CPU_REPACK") == 0) return *type;
+    }
+    return NULL;
+}
+
 // ---- RPC ---------------------------------------------------------------------------------------------------------
 
 typedef ggml_backend_reg_t (*rpc_add_server_fn)(const char *);

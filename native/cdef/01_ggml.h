@@ -55,6 +55,7 @@ struct ggml_tensor {
     struct ggml_tensor * view_src;
     size_t view_offs;
     void * data;
+    void * extra;
     ...;
 };
 

@@ -11,6 +11,8 @@ void * pykv_threadpool_new(ggml_backend_t backend, int n_threads);
 bool pykv_backend_set_threadpool(ggml_backend_t backend, void * pool);
 void pykv_threadpool_free(ggml_backend_t backend, void * pool);
 
+ggml_backend_buffer_type_t pykv_repack_type(ggml_backend_dev_t device);
+
 bool pykv_rpc_is_built(void);
 ggml_backend_reg_t pykv_rpc_add_server(const char * endpoint);
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pykv.errors import BatchError
-from pykv.typing import AnyArray, F32Array, I32Array
+from pykv.typing import AnyArray, F32Array, I32Array, I64Array
 
 INT32 = np.iinfo(np.int32)
 
@@ -24,6 +24,14 @@ def frozen(array: A) -> A:
     """Make an array read-only and return it."""
     array.setflags(write=False)
     return array
+
+
+def ends(values: I32Array | I64Array) -> tuple[int, int]:
+    """Return the smallest and the largest of at least one value."""
+    if values.size == 1:  # the decode path: a reduction costs ten times an item
+        only = values.item()
+        return only, only
+    return int(values.min()), int(values.max())
 
 
 def integer(name: str, value: object) -> int:
@@ -89,7 +97,7 @@ def _holds_bool(values: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def _check_int32(name: str, array: AnyArray) -> None:
-    low, high = int(array.min()), int(array.max())
+    low, high = ends(array)
     if low < INT32.min or high > INT32.max:
         culprit = low if low < INT32.min else high
         raise BatchError(f"{name} must fit int32 [{INT32.min}, {INT32.max}], got {culprit}")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pykv.batch.arrays import frozen
+from pykv.batch.arrays import ends, frozen
 from pykv.batch.batch import IdSets
 from pykv.errors import BatchError
 from pykv.typing import MAX_SEQ, I32Array
@@ -48,21 +48,22 @@ def membership(seq_id: int | I32Array | IdSets, n: int, n_seq_max: int) -> Membe
 
     note: checked before anything is indexed by an id (batch.md 1.2).
     """
-    if isinstance(seq_id, int):
-        _check_range(seq_id, seq_id, n_seq_max)
-        first = np.empty(n, np.int32)
-        first[:] = seq_id
-        frozen(first)
-        return Membership((_ALONE[seq_id],) * n, first, first, (seq_id,), False)
-    if isinstance(seq_id, np.ndarray):
-        low, high = int(seq_id.min()), int(seq_id.max())
-        if low == high:
-            return membership(low, n, n_seq_max)
-        _check_range(low, high, n_seq_max)
-        unique = np.flatnonzero(np.bincount(seq_id, minlength=n_seq_max))
-        ids = tuple(map(_ALONE.__getitem__, seq_id.tolist()))
-        return Membership(ids, seq_id, seq_id, tuple(unique.tolist()), False)
-    return _coupled(seq_id, n_seq_max)
+    if isinstance(seq_id, tuple):
+        return _coupled(seq_id, n_seq_max)
+    low, high = (seq_id, seq_id) if isinstance(seq_id, int) else ends(seq_id)
+    _check_range(low, high, n_seq_max)
+    first = _repeated(seq_id, n) if isinstance(seq_id, int) else seq_id
+    if low == high:
+        return Membership((_ALONE[low],) * n, first, first, (low,), False)
+    unique = np.flatnonzero(np.bincount(first, minlength=n_seq_max))
+    ids = tuple(map(_ALONE.__getitem__, first.tolist()))
+    return Membership(ids, first, first, tuple(unique.tolist()), False)
+
+
+def _repeated(seq_id: int, n: int) -> I32Array:
+    first = np.empty(n, np.int32)
+    first.fill(seq_id)
+    return frozen(first)
 
 
 def _coupled(listed: IdSets, n_seq_max: int) -> Membership:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pykv.batch.arrays import frozen
+from pykv.batch.arrays import ends, frozen
 from pykv.batch.batch import Batch
 from pykv.batch.limits import BatchLimits
 from pykv.batch.membership import Membership
@@ -57,7 +57,7 @@ def _next_position(seq: int, n: int, memory: PositionSource | None, pos_end: int
 def _check_bounds(pos: I32Array, pos_end: int) -> None:
     # differs from llama.cpp: both ends refused, because -1 marks an empty cell, and because POS_INF lies
     # outside every half-open range
-    low, high = int(pos.min()), int(pos.max())
+    low, high = ends(pos)
     if low < 0 or high >= pos_end:
         raise BatchError(f"pos must lie in [0, {pos_end}), got {low if low < 0 else high}")
 
@@ -175,13 +175,13 @@ class _Runs:
 
 def _sections(batch: Batch, sequential: I32Array, n_pos: int) -> I32Array:
     """Return all sections of the positions, (n_pos, n)."""
+    if batch.pos is not None and len(batch.pos) == n_pos:
+        return batch.pos
     n = len(sequential)
-    if n_pos == 1 and (batch.pos is None or len(batch.pos) == 1):
+    if n_pos == 1:
         return sequential.reshape(1, n)
     if batch.token is not None:
         return np.repeat(sequential.reshape(1, n), n_pos, axis=0)
-    if batch.pos is not None:
-        return batch.pos
     pos = np.zeros((n_pos, n), np.int32)
     pos[0] = sequential
     return pos

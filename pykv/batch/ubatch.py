@@ -7,9 +7,6 @@ Follows llama.cpp's ``llama_ubatch``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-
-import numpy as np
 
 from pykv.typing import BoolArray, F32Array, I32Array
 
@@ -63,7 +60,3 @@ class UBatch:
     def is_pos_2d(self) -> bool:
         """Whether positions carry a row and a column beside the time (M-RoPE)."""
         return len(self.pos) >= 3
-
-    @cached_property
-    def n_outputs(self) -> int:
-        return int(np.count_nonzero(self.output))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pykv.batch.arrays import frozen
+from pykv.batch.arrays import ends, frozen
 from pykv.batch.batch import Batch
 from pykv.batch.builder import BatchBuilder
 from pykv.batch.limits import BatchLimits
@@ -54,10 +54,11 @@ def validate(
     """
     if isinstance(batch, BatchBuilder):
         batch = batch.build()
-    _check_size(len(batch), limits)
+    n = len(batch)
+    _check_size(n, limits)
     _check_embd(batch.embd, limits)
     _check_tokens(batch.token, limits.n_vocab)
-    members = membership(batch.seq_id, len(batch), limits.n_seq_max)
+    members = membership(batch.seq_id, n, limits.n_seq_max)
     _check_sections(batch, limits.n_pos_per_embd)
     output = _all_outputs(batch.output) if output_all else batch.output
     pos = place(batch, limits, members, memory)
@@ -69,7 +70,7 @@ def validate(
         seq_first=members.first,
         seq_id_unq=members.unique,
         output=output,
-        n_outputs=int(np.count_nonzero(output)),
+        n_outputs=output.nonzero()[0].size,
         has_coupled=members.coupled,
     )
 
@@ -89,10 +90,7 @@ def _check_embd(embd: F32Array | None, limits: BatchLimits) -> None:
 def _check_tokens(token: I32Array | None, n_vocab: int) -> None:
     if token is None:
         return
-    if len(token) == 1:
-        low = high = int(token[0])
-    else:
-        low, high = int(token.min()), int(token.max())
+    low, high = ends(token)
     if low < 0 or high >= n_vocab:
         at = int(np.flatnonzero((token < 0) | (token >= n_vocab))[0])
         raise BatchError(f"token ids must lie in [0, n_vocab = {n_vocab}), got {token[at]} at index {at}")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from pykv.batch.arrays import ends
 from pykv.cells.arguments import integer
 from pykv.cells.picked import Cells, Picked, pick
-from pykv.cells.seq_cells import SeqCells, ends
+from pykv.cells.seq_cells import SeqCells
 from pykv.errors import ParamError, SequenceError
 from pykv.typing import MAX_SEQ, NO_POS, POS_INF, AnyArray, BoolArray, I32Array, I64Array
 
@@ -208,7 +209,7 @@ def _end_of_used(pos: I32Array) -> int:
     end, block = pos.size, 64
     while end > 0:
         start = max(0, end - block)
-        used = np.flatnonzero(pos[start:end] != NO_POS)
+        used = (pos[start:end] != NO_POS).nonzero()[0]
         if used.size:
             return start + int(used[-1]) + 1
         end, block = start, 4 * block

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pykv.batch.arrays import ends
 from pykv.cells.cell_check import check_cells
 from pykv.cells.cell_table import NO_EXT, CellTable
 from pykv.cells.picked import Cells, Picked
-from pykv.cells.seq_cells import SeqCells, ends, tokens_by_sequence
+from pykv.cells.seq_cells import SeqCells, tokens_by_sequence
 from pykv.errors import ParamError
 from pykv.typing import NO_POS, POS_INF, BoolArray, I32Array, I64Array
 
@@ -66,7 +67,7 @@ class KVCells(CellTable):
             self._own(cells, s, self._pos[cells.at])
             self._n_owners[cells.at] += 1
 
-    def store(self, idxs: I64Array, pos: I32Array, seq_ids: tuple[tuple[int, ...], ...]) -> None:
+    def store(self, idxs: Cells, pos: I32Array, seq_ids: tuple[tuple[int, ...], ...]) -> None:
         """Fill empty cells with as many tokens: `pos_set`, then `seq_add` for every sequence of each token.
 
         `pos` holds (k,) positions, `seq_ids` k times the sequences of one token.

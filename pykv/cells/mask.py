@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from pykv.batch.arrays import ends
 from pykv.batch.ubatch import UBatch
 from pykv.cells.kv_cells import KVCells
-from pykv.cells.seq_cells import ends
 from pykv.cells.slot import SlotInfo
 from pykv.cells.streams import CellStreams
 from pykv.cells.window import NO_WINDOW, SwaType, Window

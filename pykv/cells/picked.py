@@ -7,12 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pykv.cells.seq_cells import ends
+from pykv.batch.arrays import ends
 from pykv.errors import ParamError
 from pykv.typing import BoolArray, I64Array
-
-Cells = int | Sequence[int] | I64Array
-"""One cell index, or several distinct ones in any order."""
 
 
 class Picked(NamedTuple):
@@ -44,6 +41,9 @@ class Picked(NamedTuple):
         return _indexed(self.idxs[flags]) if n else NOTHING
 
 
+Cells = int | Sequence[int] | I64Array | Picked
+"""One cell index, or several distinct ones in any order; or such as have been checked already."""
+
 NOTHING = Picked(np.empty(0, np.int64), slice(0, 0), 0, -1)
 
 
@@ -55,10 +55,13 @@ def pick(idxs: Cells, n: int) -> Picked:
     ParamError
         If a cell is not in the stream, or named twice.
     """
-    arr = np.asarray(idxs, np.int64)
-    if arr.size == 0:
-        return NOTHING
-    picked = _indexed(arr if arr.ndim else arr.reshape(1))
+    if isinstance(idxs, Picked):
+        picked = idxs
+    else:
+        arr = np.asarray(idxs, np.int64)
+        if arr.size == 0:
+            return NOTHING
+        picked = _indexed(arr if arr.ndim else arr.reshape(1))
     if picked.first < 0 or picked.last >= n:
         raise ParamError(f"idxs: cell {picked.first if picked.first < 0 else picked.last} is outside 0 to {n - 1}")
     return picked

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pykv.batch.arrays import ends
 from pykv.batch.ubatch import UBatch
 from pykv.cells.cell_table import NO_TOKEN
 from pykv.cells.kv_cells import CellSnapshot, KVCells
-from pykv.cells.seq_cells import ends
+from pykv.cells.picked import Cells, Picked, pick
 from pykv.cells.slot import usable
 from pykv.cells.window import Window
 from pykv.errors import ParamError
@@ -23,9 +24,9 @@ class Journal:
     """Copies of the cells that a trial overwrites, to be put back in reverse order."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[KVCells, I64Array, CellSnapshot]] = []
+        self._entries: list[tuple[KVCells, Cells, CellSnapshot]] = []
 
-    def note(self, cells: KVCells, idxs: I64Array) -> None:
+    def note(self, cells: KVCells, idxs: Cells) -> None:
         """Copy cells that are about to change."""
         self._entries.append((cells, idxs, cells.snapshot(idxs)))
 
@@ -66,7 +67,7 @@ def check_positions(ubatch: UBatch) -> None:
         raise ParamError(f"ubatch: has position {lo if lo < 0 else hi}, the limits are 0 and {POS_INF - 1}")
 
 
-def check_writable(cells: KVCells, idxs: I64Array, window: Window) -> None:
+def check_writable(cells: KVCells, chosen: Picked, window: Window) -> None:
     """Refuse to overwrite a cell that none owns, or that several sequences share and one of them still sees.
 
     Raises
@@ -74,43 +75,44 @@ def check_writable(cells: KVCells, idxs: I64Array, window: Window) -> None:
     ParamError
         Naming the cells; a slot from a current search never holds any.
     """
-    if ends(cells.pos[idxs])[1] == NO_POS:
+    held = cells.pos[chosen.at]
+    if ends(held)[1] == NO_POS:
         return
-    kept = (cells.pos[idxs] != NO_POS) & (cells.n_owners[idxs] != 1)
+    kept = (held != NO_POS) & (cells.n_owners[chosen.at] != 1)
     if np.count_nonzero(kept):
-        kept &= ~usable(cells, 0, cells.n, window)[idxs]
+        kept &= ~usable(cells, 0, cells.n, window)[chosen.at]
         if np.count_nonzero(kept):
-            raise ParamError(f"slot: cells {idxs[kept]} are occupied, and have no owner or one who sees them")
+            raise ParamError(f"slot: cells {chosen.idxs[kept]} are occupied, and have no owner or one who sees them")
 
 
-def place(cells: KVCells, idxs: I64Array, part: Part, journal: Journal | None) -> None:
+def place(cells: KVCells, chosen: Picked, part: Part, journal: Journal | None) -> None:
     """Let tokens take their cells, throwing out what those held.
 
     Afterwards older leftovers of a sequence that lost a cell are purged too, so that no position is missing
     between its smallest and its largest.
     """
     if journal:
-        journal.note(cells, idxs)
-    lost = _evict(cells, idxs)
-    cells.store(idxs, part.ubatch.pos[0, part.tokens], part.ubatch.seq_ids[part.tokens])
+        journal.note(cells, chosen)
+    lost = _evict(cells, chosen)
+    cells.store(chosen, part.ubatch.pos[0, part.tokens], part.ubatch.seq_ids[part.tokens])
     if part.with_ext:
-        cells.ext_set(idxs, *part.ext())
+        cells.ext_set(chosen, *part.ext())
     for s, last in lost.items():
         _purge(cells, s, last, journal)
 
 
 def vacate(cells: KVCells, idxs: I64Array) -> None:
     """Empty those of the cells that are occupied, and purge what `place` would."""
-    for s, last in _evict(cells, idxs).items():
+    for s, last in _evict(cells, pick(idxs, cells.n)).items():
         _purge(cells, s, last, None)
 
 
-def _evict(cells: KVCells, idxs: I64Array) -> dict[int, int]:
+def _evict(cells: KVCells, chosen: Picked) -> dict[int, int]:
     """Empty those of the cells that are occupied. Returns, per sequence that lost any, the largest position."""
-    held = cells.pos[idxs]
-    if ends(held)[1] == NO_POS:
+    held = cells.pos[chosen.at]
+    if chosen.n == 0 or ends(held)[1] == NO_POS:
         return {}
-    idxs = idxs[held != NO_POS]
+    idxs = chosen.idxs[held != NO_POS]
     lost = {}
     for s in cells.sequences():
         mine = cells.pos[idxs[cells.member(s)[idxs]]]

@@ -11,18 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pykv.batch.arrays import ends
 from pykv.typing import NO_POS, POS_INF, BoolArray, I32Array, I64Array
 
 if TYPE_CHECKING:
     from pykv.cells.picked import Picked
-
-
-def ends(values: I32Array | I64Array) -> tuple[int, int]:
-    """Return the smallest and the largest of at least one value."""
-    if values.size == 1:  # the decode path: a reduction costs ten times an item
-        only = values.item()
-        return only, only
-    return int(values.min()), int(values.max())
 
 
 def tokens_by_sequence(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pykv.batch.arrays import ends
 from pykv.batch.ubatch import UBatch
 from pykv.cells.kv_cells import KVCells
 from pykv.cells.window import SwaType, Window
@@ -80,7 +81,9 @@ def find_cells(cells: KVCells, head: int, n: int, window: Window, cont: bool) ->
     if head > cells.n_used + cells.n_gone + 2 * n:
         head = 0  # many holes behind: better filled than passed over
     end = head + n
-    if end <= cells.n and np.count_nonzero(usable(cells, head, end, window)) == n:
+    if end <= cells.n and (
+        ends(cells.pos[head:end])[1] == NO_POS or np.count_nonzero(usable(cells, head, end, window)) == n
+    ):
         return np.arange(head, end)
     if window.type is SwaType.NONE and cells.n_used + n > cells.n:
         return None

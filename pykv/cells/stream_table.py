@@ -18,6 +18,7 @@ from pykv.cells.arguments import sequence_id
 from pykv.cells.cell_table import NO_TOKEN
 from pykv.cells.cells_view import CellsView
 from pykv.cells.kv_cells import KVCells
+from pykv.cells.picked import pick
 from pykv.cells.placing import Journal, Part, check_positions, check_writable, place
 from pykv.cells.row_copy import RowCopy
 from pykv.cells.slot import SlotInfo, find_slot
@@ -158,9 +159,12 @@ class StreamTable:
 
     def n_kv(self, slot: SlotInfo, n_pad: int = 1) -> int:
         """Return how many cells a graph must look at: all used ones of the slot's streams, rounded up."""
+        return self.n_kv_of(max(self.cells[s].used_max_p1 for s in slot.streams), n_pad)
+
+    def n_kv_of(self, n_used: int, n_pad: int = 1) -> int:
+        """Return how many cells a graph must look at where the first `n_used` of a stream may be in use."""
         pad = max(n_pad, 256)
-        used = max(self.cells[s].used_max_p1 for s in slot.streams)
-        return min(self.n_cells, max(pad, -(-used // pad) * pad))
+        return min(self.n_cells, max(pad, -(-n_used // pad) * pad))
 
     # questions
 
@@ -201,14 +205,15 @@ class StreamTable:
         check_positions(ubatch)
         for s in ubatch.seq_id_unq:
             self.stream_of(s)
-        for stream, idxs in zip(slot.streams, slot.idxs, strict=True):
-            check_writable(self.cells[stream], idxs, self.window)
+        chosen = [pick(idxs, self.n_cells) for idxs in slot.idxs]
+        for stream, one in zip(slot.streams, chosen, strict=True):
+            check_writable(self.cells[stream], one, self.window)
         with_ext = ext_always or ubatch.is_pos_2d or ubatch.token is not None
         part = Part(ubatch, slice(0, n), with_ext, embd_tok)
         for k, stream in enumerate(slot.streams):
             if k:
                 part = replace(part, tokens=slice(k * n, (k + 1) * n))
-            place(self.cells[stream], slot.idxs[k], part, journal)
+            place(self.cells[stream], chosen[k], part, journal)
             self.heads[stream] = int(slot.idxs[k, -1]) + 1
 
     def _freed(self, stream: int, idxs: I64Array) -> None:

@@ -82,3 +82,8 @@ def duration(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def rate(per_second: float) -> str:
+    """Spell how many come in a second, with a decimal where few do."""
+    return f"{per_second:.1f}" if per_second < 9.95 else f"{per_second:.0f}"

@@ -28,7 +28,7 @@ FOLLOW_UPS = ("Name one animal that lives in it.", "Say the same as a line of a 
 def command(
     model: Annotated[str | None, typer.Option("--model", "-m", help=f"Another chat model than {MODEL}.")] = None,
     n: Annotated[int, typer.Option("-n", min=1, max=80, help="At most so many tokens an answer.")] = 40,
-    threads: options.Threads = None,
+    n_threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
     """Show what a KV memory can do.
@@ -46,7 +46,7 @@ def command(
     with pykv.Model.load(path) as loaded:
         seconds = time.perf_counter() - begun
         story.step("load", f"Load {path.name}: {duration(seconds)}", seconds=seconds)
-        with loaded.context(n_ctx=N_CTX, n_seq_max=2, kv_unified=True, n_threads=threads) as context:
+        with loaded.context(n_ctx=N_CTX, n_seq_max=2, kv_unified=True, n_threads=n_threads) as context:
             first = _answer(story, loaded, context, n)
             n_shared = _fork(story, context)
             _both_go_on(story, loaded, context, first, n)

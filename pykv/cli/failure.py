@@ -57,18 +57,6 @@ _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
 )
 """Kinds of errors, what their message holds, and what to do next ("" = it says so itself); the first that fits."""
 
-_OPTIONS = {
-    "n_ctx": "ctx",
-    "n_ubatch": "ubatch",
-    "n_threads": "threads",
-    "devices": "device",
-    "temperature": "temp",
-    "repetition_penalty": "repeat_penalty",
-    "seq_id": "seq",
-    "n_stream": "streams",
-}
-"""Parameters in Python that are called otherwise among the options."""
-
 _GIVEN = re.compile(r"\b(?P<name>[a-z]\w*)(?:=| is (?=['\d-]))(?P<value>'[^']*'|[^\s,;:]+)|^(?P<whole>\w+)(?=:)")
 _BYTES = re.compile(r"\b(\d{7,}) bytes\b")
 
@@ -83,19 +71,33 @@ def spelt(error: Exception, options: Iterable[Any]) -> str:
     """Return what an error says, in the words of the command line: its options, and sizes that can be read."""
     if isinstance(error, errors.AllocError):
         return _BYTES.sub(lambda found: f"{found[0]} ({size(int(found[1]))})", str(error))
-    if not isinstance(error, errors.ParamError):
-        return str(error)
-    by_name = {option.name: option for option in options}
+    return in_options(str(error), options) if isinstance(error, errors.ParamError) else str(error)
+
+
+def in_options(text: str, options: Iterable[Any]) -> str:
+    """Return a sentence in which parameters and their values are those options that stand for them.
+
+    An option stands for the parameter whose name its command's argument bears.
+    """
+    by_name = {option.name: option for option in options if option.opts[0].startswith("--")}
 
     def as_option(found: re.Match[str]) -> str:
-        name = found["name"] or found["whole"]
-        option = by_name.get(_OPTIONS.get(name, name))
-        if option is None or not option.opts[0].startswith("--"):
-            return found[0]
-        value = {"True": "on", "False": "off"}.get(found["value"], found["value"])
-        return option.opts[0] if value is None else f"{option.opts[0]} {value.strip(chr(39))}"
+        option = by_name.get(found["name"] or found["whole"])
+        return found[0] if option is None else _as_typed(option, found["value"])
 
-    return _GIVEN.sub(as_option, str(error))
+    return _GIVEN.sub(as_option, text)
+
+
+def _as_typed(option: Any, value: str | None) -> str:
+    """Return an option with a value that Python spells so, as it is typed."""
+    name: str = option.opts[0]
+    if option.secondary_opts:
+        off: str = option.secondary_opts[0]
+        return {"True": name, "False": off}.get(value or "", f"{name}/{off}")
+    if value is None or value == "None":
+        return f"no {name}" if value else name
+    value = {"True": "on", "False": "off"}.get(value, value)
+    return f"{name} {value.strip(chr(39))}"
 
 
 def tell(message: str, hint: str | None = None) -> None:

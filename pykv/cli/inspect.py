@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from pykv.cli import options
 from pykv.cli.catalog import model_path
 from pykv.cli.console import results, size, write_json
+from pykv.cli.memory_kinds import MemoryKinds
 from pykv.errors import ParamError
 
 if TYPE_CHECKING:
@@ -49,12 +51,14 @@ def command(
         hparams = HParams.from_gguf(file)
         shape = _shape(file, hparams)
         spec = _spec(file, hparams)
+        kinds = MemoryKinds.of(spec) if shape["runs_here"] else None
         costs = {n_ctx: _costs(spec, n_ctx) for n_ctx in ctx or _contexts(hparams.n_ctx_train)}
         keys = {key: _short(file.metadata[key]) for key in file.metadata} if metadata else {}
     if json:
-        write_json(shape | {"kv_nbytes": costs} | ({"metadata": keys} if metadata else {}))
+        record = shape | {"memory": None if kinds is None else asdict(kinds), "kv_nbytes": costs}
+        write_json(record | ({"metadata": keys} if metadata else {}))
         return
-    _show(shape, costs, keys)
+    _show(shape, kinds, costs, keys)
 
 
 def _shape(file: GGUFFile, hparams: HParams) -> dict[str, Any]:
@@ -124,14 +128,18 @@ def _short(value: Any) -> Any:
     return list(value) if len(value) <= 8 and isinstance(value, list) else f"array of {len(value)}"
 
 
-def _show(shape: dict[str, Any], costs: dict[int, dict[str, int | None]], keys: dict[str, Any]) -> None:
+def _show(
+    shape: dict[str, Any], kinds: MemoryKinds | None, costs: dict[int, dict[str, int | None]], keys: dict[str, Any]
+) -> None:
     from rich.table import Table
     from rich.text import Text
 
     out = results()
     facts = Table.grid(padding=(0, 2))
-    heads = f"{shape['n_head']} query heads, {shape['n_head_kv']} KV heads"
-    widths = f"K {shape['n_embd_head_k']} and V {shape['n_embd_head_v']} wide"
+    attention = ""
+    if shape["n_head_kv"]:
+        heads = f"{shape['n_head']} query heads, {shape['n_head_kv']} KV heads"
+        attention = f"; {heads}, K {shape['n_embd_head_k']} and V {shape['n_embd_head_v']} wide"
     runs = "" if shape["runs_here"] else " (pykv does not run this family yet; costs are for one full-size cache)"
     types = ", ".join(f"{n} {kind}" for kind, n in shape["tensor_types"].items())
     for name, value in (
@@ -140,7 +148,8 @@ def _show(shape: dict[str, Any], costs: dict[int, dict[str, int | None]], keys: 
         ("architecture", shape["architecture"] + runs),
         ("size", f"{size(shape['nbytes'])}, {shape['n_params'] / 1e6:.0f}M parameters"),
         ("tensors", types),
-        ("layers", f"{shape['n_layer']} of width {shape['n_embd']}; {heads}, {widths}"),
+        ("layers", f"{shape['n_layer']} of width {shape['n_embd']}{attention}"),
+        *([] if kinds is None else [("memory", kinds)]),
         ("context", f"{shape['n_ctx_train']} tokens as trained"),
         ("vocabulary", f"{shape['n_vocab']} tokens{', chat template' if shape['has_chat_template'] else ''}"),
         *keys.items(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from math import inf
@@ -13,6 +13,7 @@ import typer
 from pykv.cli import options
 from pykv.cli.catalog import model_path
 from pykv.cli.console import notes, results, write_json
+from pykv.cli.failure import in_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,7 @@ def _changed(*names: str, **settings: Any) -> Any:
 
 
 def command(
+    context: typer.Context,
     *,
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="A file that ctx.trace(path) wrote.")],
     model: Annotated[
@@ -36,19 +38,19 @@ def command(
         typer.Option("--model", "-m", metavar="FILE", help="What computes, on both sides; else a stand-in."),
     ] = None,
     other_model: Annotated[str | None, _changed("--other-model", metavar="FILE", help="Another GGUF file.")] = None,
-    device: Annotated[str | None, _changed("--device", "-d", metavar="NAME", help="One that devices lists.")] = None,
-    ctx: Annotated[int | None, _changed("--ctx", "-c", metavar="N", min=1, help="Cells.")] = None,
-    ubatch: Annotated[int | None, _changed("--ubatch", metavar="N", min=1, help="Tokens computed at once.")] = None,
+    devices: Annotated[str | None, _changed("--device", "-d", metavar="NAME", help="One that devices lists.")] = None,
+    n_ctx: Annotated[int | None, _changed("--ctx", "-c", metavar="N", min=1, help="Cells.")] = None,
+    n_ubatch: Annotated[int | None, _changed("--ubatch", metavar="N", min=1, help="Tokens computed at once.")] = None,
     type_k: Annotated[str | None, _changed("--type-k", metavar="TYPE", help="How keys are stored.")] = None,
     type_v: Annotated[str | None, _changed("--type-v", metavar="TYPE", help="How values are stored.")] = None,
-    streams: Annotated[
+    kv_unified: Annotated[
         bool | None,
         _changed(
-            "--streams/--unified",
-            help="Cells of its own for each sequence, or one pool; seq_keep removes the same sequences in both.",
+            "--unified/--streams",
+            help="One pool of cells, or cells of its own for each sequence; seq_keep removes the same in both.",
         ),
     ] = None,
-    flash: Annotated[bool | None, _changed("--flash/--no-flash", help="Flash attention, or plain.")] = None,
+    flash_attn: Annotated[bool | None, _changed("--flash/--no-flash", help="Flash attention, or plain.")] = None,
     attention: Annotated[
         options.Attention | None, _changed("--attention", metavar="PATH", help="auto, fused, flash or matmul.")
     ] = None,
@@ -64,7 +66,7 @@ def command(
         typer.Option("--tolerance", metavar="X", min=0, help="NMSE up to which rows are equal; else by the types."),
     ] = None,
     dump: Annotated[bool, typer.Option("--dump", help="Show the cells at the end, or at the difference.")] = False,
-    threads: options.Threads = None,
+    n_threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
     """Run a recorded trace again and find the first difference.
@@ -77,14 +79,14 @@ def command(
     from pykv.runtime.trace.file import read_trace
 
     changes = Changes(
-        device=device,
+        device=devices,
         model=None if other_model is None else model_path(other_model),
-        n_ctx=ctx,
-        n_ubatch=ubatch,
+        n_ctx=n_ctx,
+        n_ubatch=n_ubatch,
         type_k=type_k,
         type_v=type_v,
-        kv_unified=None if streams is None else not streams,
-        flash_attn=flash,
+        kv_unified=kv_unified,
+        flash_attn=flash_attn,
         attention=None if attention is None else attention.value,
         reference_moves=reference_moves,
         swa_full=swa_full,
@@ -92,11 +94,11 @@ def command(
     read = read_trace(trace)
     path = None if model is None else model_path(model)
     with _progress(len(read.steps)) as on_step:
-        report = replay(read, changes, model=path, tolerance=tolerance, n_threads=threads, on_step=on_step)
+        report = replay(read, changes, model=path, tolerance=tolerance, n_threads=n_threads, on_step=on_step)
     if json:
         write_json(_record(read, report, dump))
     else:
-        _show(read, report, dump)
+        _show(read, report, dump, context.command.params)
     if report.difference is not None:
         raise typer.Exit(1)
 
@@ -143,13 +145,13 @@ def _finite(record: dict[str, Any]) -> dict[str, Any]:
     return {name: None if value == inf else value for name, value in record.items()}
 
 
-def _show(trace: TraceFile, report: Report, dump: bool) -> None:
+def _show(trace: TraceFile, report: Report, dump: bool, typed: Iterable[Any]) -> None:
     from rich.text import Text
 
     out = results()
     out.print(_sides(report))
     for line in _facts(trace, report):
-        out.print(Text(line), soft_wrap=True)
+        out.print(Text(in_options(line, typed)), soft_wrap=True)
     found = report.difference
     if found is None:
         out.print(Text(f"no difference in {report.n_steps} steps", "bold green"))

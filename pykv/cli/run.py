@@ -73,15 +73,15 @@ def command(
     chat: Annotated[
         bool | None, typer.Option("--chat/--raw", help="Write the text into the chat template, or take it as it is.")
     ] = None,
-    temp: Annotated[float, _sampling("--temp", min=0, help="Temperature; 0 takes the likeliest token.")] = 0.8,
+    temperature: Annotated[float, _sampling("--temp", min=0, help="Temperature; 0 takes the likeliest token.")] = 0.8,
     top_k: Annotated[int, _sampling("--top-k", min=0, help="Keep the k likeliest tokens; 0 = all.")] = 40,
     top_p: Annotated[float, _sampling("--top-p", min=0, max=1, help="Keep this much probability.")] = 0.95,
     min_p: Annotated[
         float, _sampling("--min-p", min=0, max=1, help="Drop tokens below this share of the likeliest.")
     ] = 0.05,
-    repeat_penalty: Annotated[float, _sampling("--repeat-penalty", help="Above 1: less repetition.")] = 1.0,
+    repetition_penalty: Annotated[float, _sampling("--repeat-penalty", help="Above 1: less repetition.")] = 1.0,
     seed: Annotated[int | None, _sampling("--seed", min=0, help="Makes sampling repeatable.")] = None,
-    ctx: Annotated[int | None, _memory("--ctx", "-c", min=0, help="Cells; 0 = as trained.")] = None,
+    n_ctx: Annotated[int | None, _memory("--ctx", "-c", min=0, help="Cells; 0 = as trained.")] = None,
     type_k: Annotated[str, _memory("--type-k", help="How keys are stored: f32, f16, q8_0, q4_0 ...")] = "f16",
     type_v: Annotated[str, _memory("--type-v", help="How values are stored.")] = "f16",
     flash_attn: Annotated[
@@ -90,9 +90,9 @@ def command(
     attention: Annotated[
         options.Attention, _memory("--attention", metavar="PATH", help="auto, fused, flash or matmul; auto measures.")
     ] = options.Attention.AUTO,
-    device: Annotated[list[str] | None, _memory("--device", "-d", help="One that devices lists; repeatable.")] = None,
+    devices: Annotated[list[str] | None, _memory("--device", "-d", help="One that devices lists; repeatable.")] = None,
     n_gpu_layers: Annotated[int, _memory("--gpu-layers", min=-1, help="Layers on devices; -1 = all.")] = -1,
-    threads: options.Threads = None,
+    n_threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
     """Answer a question, or continue a text.
@@ -102,21 +102,21 @@ def command(
     from pykv.runtime.sampling import SamplingParams
 
     params = SamplingParams(
-        temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repeat_penalty, seed=seed
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty, seed=seed
     )
     text = sys.stdin.read() if prompt == "-" else prompt
     import pykv
 
-    with pykv.Model.load(model_path(model), device, n_gpu_layers) as loaded:
+    with pykv.Model.load(model_path(model), devices, n_gpu_layers) as loaded:
         tokens = _prompt_tokens(loaded, text, system, chat)
-        n_ctx = min(DEFAULT_N_CTX, loaded.hparams.n_ctx_train) if ctx is None else ctx
+        n_cells = min(DEFAULT_N_CTX, loaded.hparams.n_ctx_train) if n_ctx is None else n_ctx
         with loaded.context(
-            n_ctx=n_ctx,
+            n_ctx=n_cells,
             type_k=type_k,
             type_v=type_v,
             flash_attn=FLASH_ATTN[flash_attn],
             attention=attention.value,
-            n_threads=threads,
+            n_threads=n_threads,
         ) as context:
             outcome = _run(loaded, context, tokens, n, params, stream=not json)
             kv = KVUse(context.memory.nbytes, context.n_ctx_seq, type_k, type_v)

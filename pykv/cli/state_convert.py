@@ -24,7 +24,7 @@ def command(
         str | None,
         typer.Option("--to", metavar="KIND", help="session, sequence, context-bytes or sequence-bytes."),
     ] = None,
-    seq: Annotated[
+    seq_id: Annotated[
         int | None,
         typer.Option("--seq", metavar="N", help="The sequence to take out of a session, or the number it gets."),
     ] = None,
@@ -37,7 +37,7 @@ def command(
         str | None,
         typer.Option("--v-layout", metavar="ORDER", help="rows, or channels as without flash attention."),
     ] = None,
-    streams: Annotated[
+    n_stream: Annotated[
         int | None, typer.Option("--streams", metavar="N", help="Streams of cells: 1, or one for each sequence.")
     ] = None,
     unify: Annotated[bool, typer.Option("--unify", help="All cells in one stream: --streams 1.")] = False,
@@ -56,19 +56,19 @@ def command(
     """
     from pykv.runtime.states.convert import convert
 
-    if unify and streams not in (None, 1):
-        raise ParamError(f"streams={streams}: --unify means 1")
+    if unify and n_stream not in (None, 1):
+        raise ParamError(f"n_stream={n_stream}: --unify means 1")
     with slow_bar("convert") as on_progress:
         done = convert(
             source,
             target,
             to=to,  # type: ignore[arg-type]
-            seq_id=seq,
+            seq_id=seq_id,
             dialect=dialect,
             type_k=type_k,
             type_v=type_v,
             v_layout=v_layout,  # type: ignore[arg-type]
-            n_stream=1 if unify else streams,
+            n_stream=1 if unify else n_stream,
             rotation=parse_rotation(rotation),
             arch=arch,
             on_progress=on_progress,

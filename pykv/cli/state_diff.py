@@ -27,7 +27,7 @@ N_RUNS = 8
 def command(
     first: Annotated[str, typer.Argument(metavar="A", help="A saved state.")],
     second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
-    seq: Annotated[
+    seq_id: Annotated[
         int | None, typer.Option("--seq", metavar="N", help="Compare only this sequence of a session.")
     ] = None,
     rotation: Annotated[
@@ -46,7 +46,7 @@ def command(
     from pykv.runtime.states.compare import compare
 
     with slow_bar("diff") as on_progress:
-        found = compare(first, second, seq_id=seq, rotation=parse_rotation(rotation), on_progress=on_progress)
+        found = compare(first, second, seq_id=seq_id, rotation=parse_rotation(rotation), on_progress=on_progress)
     if json:
         write_json(_record(first, second, found))
     else:

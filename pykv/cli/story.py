@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pykv.cli.console import duration
+from pykv.cli.console import duration, rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ class Story:
 
     def pace(self, name: str, title: str, pace: Pace, **figures: float) -> None:
         """Show a step that is a number of tokens in a time."""
-        speed = f"{pace.n_tokens} tokens in {duration(pace.seconds)}, {pace.per_second:.0f} tokens/s"
+        speed = f"{pace.n_tokens} tokens in {duration(pace.seconds)}, {rate(pace.per_second)} tokens/s"
         self.step(name, f"{title}: {speed}", **pace.record(), **figures)
 
     def say(self, who: str, text: str) -> None:

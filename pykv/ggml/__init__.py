@@ -6,9 +6,10 @@ from pykv.ggml.backend import Backend, CancelFlag, usable_cores
 from pykv.ggml.buffer import Buffer, BufferType
 from pykv.ggml.device import Device, cpu_device, devices, find_device
 from pykv.ggml.graph import Graph
-from pykv.ggml.graph_input import GraphInput
+from pykv.ggml.graph_input import GraphInput, GraphOutput
 from pykv.ggml.interrupt import HeldInterrupt
 from pykv.ggml.ops import RopeParams
+from pykv.ggml.repacking import can_repack
 from pykv.ggml.rpc import connect_rpc
 from pykv.ggml.sched import Sched
 from pykv.ggml.tensor import Tensor
@@ -24,10 +25,12 @@ __all__ = [
     "Device",
     "Graph",
     "GraphInput",
+    "GraphOutput",
     "HeldInterrupt",
     "RopeParams",
     "Sched",
     "Tensor",
+    "can_repack",
     "connect_rpc",
     "cpu_device",
     "devices",

@@ -30,6 +30,9 @@ class Arena(Owner):
 
     Tensors keep their arena alive. ggml would end the process when its pool overflows; an arena raises.
 
+    With `is_repacked` its tensors are matrices for memory that lays them out anew (`Device.repack_type`): they can
+    be multiplied with, and nothing else can read them.
+
     Attributes
     ----------
     n_used : tensors made so far.
@@ -38,9 +41,11 @@ class Arena(Owner):
     grant : the scheduler's memory that tensors outside buffers lie in, None before there is one.
     """
 
-    def __init__(self, n_tensors: int, graph_size: int = 0) -> None:
+    def __init__(self, n_tensors: int, graph_size: int = 0, *, is_repacked: bool = False) -> None:
         if not 1 <= n_tensors <= _MAX_COUNT or not 0 <= graph_size <= _MAX_COUNT:
             raise TensorError(f"n_tensors={n_tensors} and graph_size={graph_size} must lie in 1..{_MAX_COUNT}")
+        if is_repacked and graph_size:
+            raise TensorError(f"graph_size={graph_size}: an arena of repacked matrices holds no graph")
         n_bytes = n_tensors * lib.ggml_tensor_overhead()
         if graph_size:
             n_bytes += lib.ggml_graph_overhead_custom(graph_size, False)
@@ -57,6 +62,7 @@ class Arena(Owner):
             lib.ggml_free(context)
 
         self.n_tensors, self.graph_size, self.epoch = n_tensors, graph_size, 0
+        self.is_repacked = is_repacked
         self._clear()
         self._own(lib.ggml_init(ffi.new("struct ggml_init_params *", params)[0]), free)
 
@@ -97,15 +103,25 @@ class Arena(Owner):
         *numbers: float,
         view_of: Tensor | None = None,
         n_nodes: int = 1,
+        matrix: Tensor | None = None,
     ) -> Tensor:
         """Return the tensor that a C function of ggml makes of operands, then numbers. The operands were checked.
 
-        `view_of` is the operand whose memory the result shares, `n_nodes` how many tensors the function makes.
+        `view_of` is the operand whose memory the result shares, `n_nodes` how many tensors the function makes,
+        `matrix` the operand that it multiplies with, which alone may be repacked.
+
+        Raises
+        ------
+        TensorError : the arena is full, or an operand is repacked or computed in another arena.
         """
         pointers = [ffi.NULL if operand is None else operand.ptr for operand in operands]
         self._check_room(n_nodes)
+        if self.is_repacked:
+            raise TensorError("an arena of repacked matrices holds nothing that is computed")
         for operand in operands:
             if operand is not None and operand.arena is not self:
+                if operand is not matrix:
+                    operand.check_layout()
                 self.borrow(operand)
         raw = function(self.ptr, *pointers, *numbers)
         self.n_used += n_nodes
@@ -191,10 +207,12 @@ class Arena(Owner):
         ------
         UseAfterCloseError : one of them is closed or gone.
         """
-        buffers = [ref() for ref in self._buffers]
-        found = [buffer for buffer in buffers if buffer is not None and not buffer.closed]
-        if len(found) < len(buffers):
-            raise UseAfterCloseError("the buffer that holds the arena's tensors is closed")
+        found = []
+        for ref in self._buffers:
+            buffer = ref()
+            if buffer is None or buffer.closed:
+                raise UseAfterCloseError("the buffer that holds the arena's tensors is closed")
+            found.append(buffer)
         return found
 
     def check_home(self, tensor: Tensor) -> None:

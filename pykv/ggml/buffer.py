@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pykv.ggml.tensor import Tensor
 
 
+REPACKING = "CPU_REPACK"
+"""The type of memory in which matrices lie as the CPU's products like them best."""
+
 PLACE_ALIGNMENT = 4
 """Bytes at whose multiples tensors may be placed: what the kernels read at once at least."""
 
@@ -44,9 +47,19 @@ class BufferType:
         """Whether the CPU can read and write the memory directly."""
         return bool(lib.ggml_backend_buft_is_host(self.ptr))
 
+    @property
+    def repacks(self) -> bool:
+        """Whether matrices are laid out anew in it; see `Device.repack_type`."""
+        return self.name == REPACKING
+
     def alloc_size(self, arena: Arena) -> int:
         """Return the bytes that `Buffer.allocate` would take for the arena's tensors. Allocates nothing."""
         return int(lib.ggml_backend_alloc_ctx_tensors_from_buft_size(arena.ptr, self.ptr))
+
+
+def _check_repacking(arena: Arena, buffer_type: BufferType, purpose: str) -> None:
+    if arena.is_repacked != buffer_type.repacks:
+        raise TensorError(f"{purpose}: {buffer_type.name} and an arena with is_repacked={arena.is_repacked}")
 
 
 class Buffer(Owner):
@@ -73,9 +86,10 @@ class Buffer(Owner):
         Raises
         ------
         AllocError : the memory cannot be had; the message names `purpose` and the bytes.
-        TensorError : no tensor needs memory, one is a view of a tensor without data, or a scheduler has given some
-            of them memory.
+        TensorError : no tensor needs memory, one is a view of a tensor without data, a scheduler has given some
+            of them memory, or just one of memory and arena is for repacking.
         """
+        _check_repacking(arena, buffer_type, purpose)
         if arena.grant is not None:
             raise TensorError(f"{purpose}: the arena's tensors lie in a scheduler's memory")
         arena.check_borrowed()
@@ -87,7 +101,7 @@ class Buffer(Owner):
             raise AllocError(f"{purpose}: {buffer_type.name} has no room for {n_bytes} bytes")
         buffer = cls(ptr, arena)
         arena.note_allocated()
-        if buffer.is_host:
+        if buffer.is_host or buffer_type.repacks:
             lib.pykv_advise_large_pages(lib.ggml_backend_buffer_get_base(ptr), buffer.nbytes)
         buffer.clear()
         return buffer
@@ -103,6 +117,8 @@ class Buffer(Owner):
         AllocError : the device refuses.
         TensorError : the memory is empty, or starts at an address that the device does not take.
         """
+        if arena.is_repacked:
+            raise TensorError("an arena of repacked matrices needs memory that repacks them")
         if not device.can_wrap_host_memory:
             raise AllocError(f"{device.name} cannot use host memory in place")
         view, alignment = ffi.from_buffer(memory), device.buffer_type.alignment

@@ -56,6 +56,12 @@ class Device:
     def buffer_type(self) -> BufferType:
         return BufferType(lib.ggml_backend_dev_buffer_type(self.ptr))
 
+    @property
+    def repack_type(self) -> BufferType | None:
+        """Memory that lays matrices out anew for faster products, None where the device has none."""
+        ptr = lib.pykv_repack_type(self.ptr)
+        return None if ptr == ffi.NULL else BufferType(ptr)
+
     def supports_op(self, node: Any) -> bool:
         """Whether the device can run a graph node (a C tensor)."""
         return bool(lib.ggml_backend_dev_supports_op(self.ptr, node))

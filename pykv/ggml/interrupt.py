@@ -23,8 +23,7 @@ class HeldInterrupt:
         self._flag, self._holds = flag, False
 
     def __enter__(self) -> None:
-        is_main = threading.get_ident() == threading.main_thread().ident
-        if is_main and not HeldInterrupt._is_held:
+        if not HeldInterrupt._is_held and threading.get_ident() == threading.main_thread().ident:
             self._holds = HeldInterrupt._is_held = bool(lib.pykv_interrupt_defer(self._flag.cell))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -19,14 +19,18 @@ def _freed(_: Any) -> None:
 
 
 class _Claim:
-    """The C pointer and the count of those who need it; freed when nobody does."""
+    """The C pointer and the count of those who need it; freed when nobody does. Open until its owner lets go."""
 
-    __slots__ = ("free", "holders", "parents", "ptr")
+    __slots__ = ("free", "holders", "is_open", "parents", "ptr")
 
     def __init__(self, ptr: Any, free: Callable[[Any], None], parents: tuple[_Claim, ...]) -> None:
-        self.ptr, self.free, self.parents, self.holders = ptr, free, parents, 1
+        self.ptr, self.free, self.parents, self.holders, self.is_open = ptr, free, parents, 1, True
         for parent in parents:
             parent.holders += 1
+
+    def close(self) -> None:
+        self.is_open = False
+        self.release()
 
     def release(self) -> None:
         self.holders -= 1
@@ -51,7 +55,7 @@ class Owner:
             free(ptr)
             raise UseAfterCloseError(f"{type(self).__name__}: something that it stands on is closed")
         self._claim = _Claim(ptr, free, tuple(parent._claim for parent in parents))
-        self._finalizer = weakref.finalize(self, self._claim.release)
+        self._finalizer = weakref.finalize(self, self._claim.close)
 
     def lend_to(self, user: object) -> None:
         """Keep the C object until `user` is gone, also if this is closed before."""
@@ -66,13 +70,14 @@ class Owner:
         ------
         UseAfterCloseError : the object was closed.
         """
-        if not self._finalizer.alive:
+        claim = self._claim
+        if not claim.is_open:
             raise UseAfterCloseError(f"{type(self).__name__} is closed")
-        return self._claim.ptr
+        return claim.ptr
 
     @property
     def closed(self) -> bool:
-        return not self._finalizer.alive
+        return not self._claim.is_open
 
     def close(self) -> None:
         """Let go of the C object. Safe to call twice."""

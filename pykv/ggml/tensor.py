@@ -112,11 +112,24 @@ class Tensor:
         UseAfterCloseError : arena, buffer or scheduler are closed.
         TensorError : it has no data yet, or the scheduler has given its memory to another graph.
         """
+        _ = self.ptr
         home = self.base or self
-        _ = home.ptr
+        if home is not self:
+            _ = home.ptr
         home.arena.check_home(home)
-        if not self.is_allocated:
+        if self.raw.data == ffi.NULL:
             raise TensorError(f"{self!r} has no data yet")
+
+    def check_layout(self) -> None:
+        """Raise unless the elements lie as the type says.
+
+        Raises
+        ------
+        TensorError : it is repacked.
+        """
+        # note: ggml has no way back: it calls what is not there, or takes the values for others
+        if self.arena.is_repacked:
+            raise TensorError(f"{self!r} is repacked: it can be multiplied with, but not read, viewed or looked up in")
 
     def named(self, name: str) -> Tensor:
         """Set the name that logs and debuggers show; returns self."""
@@ -136,12 +149,16 @@ class Tensor:
     def set(self, array: AnyArray, offset: int = 0) -> None:
         """Write the bytes of a C-contiguous array at a byte offset. Mutates the tensor's data.
 
+        Memory that repacks lays them out anew, and takes whole tensors only.
+
         Raises
         ------
-        TensorError : no data yet, the memory is read-only, the array is not contiguous, it does not fit, or it names
-            a row that does not exist.
+        TensorError : no data yet, the memory is read-only, the array is not contiguous, it does not fit, it names a
+            row that does not exist, or it is a part of what is repacked.
         """
         self._check_span(offset, array.nbytes, "array")
+        if self.arena.is_repacked:
+            self._check_repacking(array.nbytes)
         self._check_writable()
         if not array.flags.c_contiguous:
             raise TensorError("array is not C-contiguous")
@@ -154,6 +171,7 @@ class Tensor:
 
     def get_into(self, array: AnyArray, offset: int = 0) -> None:
         """Read bytes from a byte offset into a writable C-contiguous array, as many as it holds."""
+        self.check_layout()
         self._check_span(offset, array.nbytes, "array")
         if not array.flags.c_contiguous or not array.flags.writeable:
             raise TensorError("array must be C-contiguous and writable")
@@ -200,10 +218,16 @@ class Tensor:
 
     def _check_span(self, offset: int, n_bytes: int, what: str) -> None:
         self.check_data()
-        if offset < 0 or offset + n_bytes > self.nbytes:
+        if offset < 0 or offset + n_bytes > lib.ggml_nbytes(self.raw):
             raise TensorError(
                 f"{what} of {n_bytes} bytes at offset {offset} leaves {self!r}, which has {self.nbytes} bytes"
             )
+
+    def _check_repacking(self, n_bytes: int) -> None:
+        if self.raw.extra == ffi.NULL:
+            raise TensorError(f"{self!r} cannot be repacked; see `can_repack`")
+        if n_bytes != self.nbytes:
+            raise TensorError(f"array of {n_bytes} bytes: {self!r} is repacked from all its {self.nbytes} bytes")
 
     def _check_writable(self) -> None:
         if self.is_read_only:

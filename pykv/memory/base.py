@@ -5,7 +5,7 @@ Mechanism lives beside it, one kind a file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +14,7 @@ from pykv.cells import SlotInfo
 from pykv.ggml import Graph
 from pykv.ggml.owner import Owner
 from pykv.memory.attention import AttentionPlan
+from pykv.memory.attention_choice import PathsInUse
 from pykv.memory.attention_mass import MassWatch
 from pykv.memory.guard import Guard
 from pykv.memory.memory_graph import MemoryGraph, MemoryShape
@@ -91,16 +92,6 @@ class Memory(Protocol):
         ...
 
     @property
-    def v_trans(self) -> bool:
-        """Whether V is stored transposed now, where most of it is."""
-        ...
-
-    @property
-    def used_max_p1(self) -> int:
-        """The last cell in use that attention reads, plus one."""
-        ...
-
-    @property
     def used(self) -> str:
         """How full it is, in words."""
         ...
@@ -122,6 +113,10 @@ class Memory(Protocol):
 
     def lay_out(self, attention: AttentionPlan, n_tokens: int) -> bool:
         """Let what is stored lie as it will be read, before `n_tokens` more come; True if graphs at hand are stale."""
+        ...
+
+    def paths(self, attention: AttentionPlan) -> Mapping[str, PathsInUse]:
+        """How the next tokens are attended to, by kind of layer, named as in `visible`; empty where none attends."""
         ...
 
     def init_batch(self, batch: ValidBatch, n_ubatch: int) -> MemoryContext | None:

@@ -14,6 +14,7 @@ from pykv.cells import CellsView, SlotInfo, clip_range
 from pykv.ggml import Graph, GraphInput, Tensor
 from pykv.memory import splits
 from pykv.memory.attention import AttentionPlan
+from pykv.memory.attention_choice import PathsInUse
 from pykv.memory.attention_mass import MassWatch
 from pykv.memory.base import MemoryContext
 from pykv.memory.iswa import ISWACache
@@ -58,15 +59,9 @@ class HybridMemory(MemoryParts):
         """Sequences."""
         return self.attention.n_seq_max
 
-    @property
-    def used_max_p1(self) -> int:
-        """The last cell in use that attention reads, plus one."""
-        return self.attention.used_max_p1
-
-    @property
-    def v_trans(self) -> bool:
-        """Whether V is stored transposed now, where most of it is."""
-        return self.attention.v_trans
+    def paths(self, attention: AttentionPlan) -> dict[str, PathsInUse]:
+        """Return how the next tokens are attended to, by kind of layer, named as in `visible`."""
+        return self.attention.paths(attention)
 
     def full_shapes(self, n_tokens: int, attention: AttentionPlan) -> list[PartsShape]:
         """Return the shape of the largest graph over at least so many tokens, as many for each sequence."""

@@ -15,6 +15,7 @@ from pykv.errors import BatchError, NoSlotError, ParamError, ShiftUnsupported
 from pykv.ggml import BufferType, Graph, Tensor
 from pykv.memory import splits
 from pykv.memory.attention import AttentionPlan
+from pykv.memory.attention_choice import PathsInUse
 from pykv.memory.attention_mass import MassWatch
 from pykv.memory.guard import Guard
 from pykv.memory.iswa_graph import ISWAGraph
@@ -120,15 +121,9 @@ class ISWACache(MemoryParts):
         """Sequences."""
         return self.base.n_seq_max
 
-    @property
-    def used_max_p1(self) -> int:
-        """The last cell in use that attention reads, plus one."""
-        return self.base.used_max_p1
-
-    @property
-    def v_trans(self) -> bool:
-        """Whether the V of `base` is stored transposed now."""
-        return self.base.v_trans
+    def paths(self, attention: AttentionPlan) -> dict[str, PathsInUse]:
+        """Return how the next tokens are attended to, by kind of layer, named as in `visible`."""
+        return self.base.paths(attention) | self.swa.paths(attention)
 
     # batches
 

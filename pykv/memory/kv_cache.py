@@ -17,6 +17,7 @@ from pykv.errors import BatchError, ContextLengthExceeded, ShiftUnsupported
 from pykv.ggml import BufferType, Graph
 from pykv.memory import kv_snapshot, splits
 from pykv.memory.attention import MANY_TOKENS, AttentionPlan
+from pykv.memory.attention_choice import PathsInUse
 from pykv.memory.attention_mass import MassWatch
 from pykv.memory.kv_context import KVContext
 from pykv.memory.kv_graph import KVGraph, KVShape
@@ -132,11 +133,29 @@ class KVCache(StoredKV, Snapshots, StateFiles):
         -------
         Whether it was turned, so that graphs at hand read it wrongly.
         """
-        wanted = attention.wants_transposed(self.used_max_p1 + n_tokens, self.store.v_trans)
-        if wanted == self.store.v_trans or (wanted and n_tokens >= MANY_TOKENS) or not self.store.can_turn_v:
+        wanted = self._wants_transposed(attention, n_tokens)
+        if wanted == self.store.v_trans:
             return False
         self.lay_out_v(transposed=wanted)
         return True
+
+    def paths(self, attention: AttentionPlan) -> dict[str, PathsInUse]:
+        """Return how the next tokens are attended to, by kind of layer, named as in `visible`; empty without layers."""
+        if not (self.store.plan.layers or self.store.plan.shared):
+            return {}
+        names = []
+        for n in (1, MANY_TOKENS):
+            n_kv = self.streams.n_kv_of(self.used_max_p1 + n)
+            names.append(attention.path(n, self._wants_transposed(attention, n), n_kv).value)
+        return {self.spec.window.kind: PathsInUse(*names)}
+
+    def _wants_transposed(self, attention: AttentionPlan, n_tokens: int) -> bool:
+        """Return how V shall lie for `n_tokens` more."""
+        lies = self.store.v_trans
+        wanted = attention.wants_transposed(self.used_max_p1 + n_tokens, lies)
+        if wanted == lies or (wanted and n_tokens >= MANY_TOKENS) or not self.store.can_turn_v:
+            return lies
+        return wanted
 
     # sequences
 

@@ -81,12 +81,9 @@ class KVGraph(MemoryGraph):
     @property
     def inputs(self) -> tuple[GraphInput, ...]:
         """The inputs that `fill` writes, each once."""
-        return self._own_inputs if self._observed is None else self._own_inputs + self._observed.inputs
-
-    @property
-    def _own_inputs(self) -> tuple[GraphInput, ...]:
         wanted = (self._k_rows, self._v_rows, self._mask, self._rot_k, self._rot_v)
-        return tuple(dict.fromkeys(i for i in wanted if i is not None))
+        own = tuple(dict.fromkeys(i for i in wanted if i is not None))
+        return own if self._observed is None else own + self._observed.inputs
 
     def observes(self, il: int) -> bool:
         """Whether a layer is observed."""
@@ -103,16 +100,15 @@ class KVGraph(MemoryGraph):
         `chosen` says for each watch which tokens count, (n_tokens,); None = as it has it for this ubatch alone.
         """
         streams, n_cells = self.cache.streams, self.cache.n_cells
-        self._k_rows.array[0, 0, 0] = row_indices(slot, n_cells)
+        self._k_rows.write(row_indices(slot, n_cells))
         if self._v_rows is not self._k_rows:
-            self._v_rows.array[0, 0, 0] = element_indices(slot, n_cells, self._store.n_embd_v_max)
+            self._v_rows.write(element_indices(slot, n_cells, self._store.n_embd_v_max))
         if self._mask is not None:
             fill_mask(self._mask.array[:, 0], streams, slot, ubatch, self._rule)
+            self._mask.commit()
         for rotation in (self._rot_k, self._rot_v):
             if rotation is not None:
-                rotation.array[0, 0] = hadamard(rotation.tensor.ne[0])
-        for one in self._own_inputs:
-            one.commit()
+                rotation.write(hadamard(rotation.tensor.ne[0]))
         if self._observed is not None:
             if chosen is None:
                 chosen = [watch.what.chosen(ubatch.seq_ids) for watch in self._observed.watches]

@@ -18,6 +18,7 @@ from pykv.ggml import BufferType, Graph, Tensor
 from pykv.ggml.owner import Owner
 from pykv.memory import splits
 from pykv.memory.attention import AttentionPlan
+from pykv.memory.attention_choice import PathsInUse
 from pykv.memory.attention_mass import MassWatch
 from pykv.memory.base import UpdateStatus
 from pykv.memory.guard import Guard
@@ -96,15 +97,9 @@ class RecurrentMemory(Snapshots, StateFiles):
         """Sequences."""
         return self.states.n_seq_max
 
-    @property
-    def used_max_p1(self) -> int:
-        """The last cell in use that attention reads, plus one."""
-        return 0
-
-    @property
-    def v_trans(self) -> bool:
-        """False: there is no V."""
-        return False
+    def paths(self, attention: AttentionPlan) -> dict[str, PathsInUse]:
+        """Return nothing: no layer attends."""
+        return {}
 
     @property
     def used(self) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,7 +118,7 @@ class RecurrentGraph(MemoryGraph):
 
         One tensor for each plane, n_embd_r elements of a sequence behind those of another, in up to three dims.
         """
-        self._write(self._stored(il, 0), reduce(lambda a, b: ops.concat(self._arena, a, b, 3), planes))
+        self._write(self._stored(il, 0), ops.join(self._arena, planes, 3))
 
     def write_s(self, il: int, states: Tensor) -> None:
         """Add nodes that store the states [n_embd_s, n_seqs, n_planes], plane by plane as in `write_r`."""

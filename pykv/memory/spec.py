@@ -28,7 +28,6 @@ class StateSpec:
     ----------
     n_embd_r : elements of the row of recent inputs: a convolution's, or a token shift's; 0 for none.
     n_embd_s : elements of the state proper; 0 for none.
-    latest_only : why no state can be kept beside the latest; empty where some can.
 
     Raises
     ------
@@ -37,7 +36,6 @@ class StateSpec:
 
     n_embd_r: int
     n_embd_s: int = 0
-    latest_only: str = ""
 
     def __post_init__(self) -> None:
         for name in ("n_embd_r", "n_embd_s"):
@@ -47,8 +45,6 @@ class StateSpec:
             object.__setattr__(self, name, value)
         if self.n_embd_r + self.n_embd_s == 0:
             raise ParamError("n_embd_r=0 and n_embd_s=0: a state holds something, or there is none")
-        if not isinstance(self.latest_only, str):
-            raise ParamError(f"latest_only={self.latest_only!r} must be a string")
 
 
 @dataclass(frozen=True)

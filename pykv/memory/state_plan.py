@@ -47,9 +47,6 @@ class StatePlan(TensorPlan[StateLayerPlan]):
             if value is None or not least <= value <= most:
                 raise ParamError(f"{name}={getattr(self, name)!r} must be a whole number in {least}..{most}")
             object.__setattr__(self, name, value)
-        why = next((layer.state.latest_only for layer in self.layers if layer.state.latest_only), "")
-        if self.n_rs_seq and why:
-            raise ParamError(f"n_rs_seq={self.n_rs_seq} must be 0: {why}")
 
     @property
     def n_rows(self) -> int:

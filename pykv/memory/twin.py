@@ -16,6 +16,7 @@ from pykv.cells import CellsView, SlotInfo
 from pykv.errors import ParamError
 from pykv.ggml import BufferType, Graph, GraphInput, Tensor
 from pykv.memory.attention import AttentionPlan
+from pykv.memory.attention_choice import PathsInUse
 from pykv.memory.attention_mass import MassWatch
 from pykv.memory.guard import Guard
 from pykv.memory.kv_cache import KVCache
@@ -93,15 +94,9 @@ class TwinCache(MemoryParts):
         """Sequences."""
         return self.main.n_seq_max
 
-    @property
-    def used_max_p1(self) -> int:
-        """The last cell in use that attention reads, plus one."""
-        return self.main.used_max_p1
-
-    @property
-    def v_trans(self) -> bool:
-        """Whether the V of `main` is stored transposed now."""
-        return self.main.v_trans
+    def paths(self, attention: AttentionPlan) -> dict[str, PathsInUse]:
+        """Return how the next tokens are attended to, by kind of layer, named as in `visible`."""
+        return self.main.paths(attention)
 
     # batches
 

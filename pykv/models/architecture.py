@@ -13,11 +13,15 @@ from pykv.models.rope import ContextRope
 NODES_PER_LAYER = 96
 """Nodes of one layer's graph, at most, with what its memory and an observer add, in a family that says nothing else."""
 
+NODES_PER_SNAPSHOT = 2
+"""What a layer with a state takes to keep one more beside the latest, in a family that says nothing else."""
+
 
 class Architecture(Protocol):
     """The weights of one model, what its memory must know, and its graph.
 
-    A family whose layers have more than `NODES_PER_LAYER` nodes says so in ``nodes_per_layer``.
+    A family whose layers have more than `NODES_PER_LAYER` nodes says so in ``nodes_per_layer``, one that takes more
+    than `NODES_PER_SNAPSHOT` for a state in ``nodes_per_snapshot``.
     """
 
     @property
@@ -37,3 +41,8 @@ class Architecture(Protocol):
 def nodes_per_layer(model: Architecture) -> int:
     """Return the nodes that one layer of a model has at most."""
     return int(getattr(model, "nodes_per_layer", NODES_PER_LAYER))
+
+
+def nodes_per_snapshot(model: Architecture) -> int:
+    """Return the nodes that a layer takes at most for each state beside the latest."""
+    return int(getattr(model, "nodes_per_snapshot", NODES_PER_SNAPSHOT))

@@ -8,7 +8,7 @@ from typing import Self
 from pykv.ggml import Tensor, ops
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams
-from pykv.models.weights import LayerWeights, Weights
+from pykv.models.weights import LayerWeights, Use, Weights
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,11 @@ class GatedFFN:
             up=w.need(f"ffn_up{suffix}.weight", n_embd, n_ff),
             down=w.need(f"ffn_down{suffix}.weight", n_ff, n_embd),
         )
+
+
+def take_embeddings(weights: Weights, hp: HParams) -> Tensor:
+    """Take the table of token embeddings."""
+    return weights.need("token_embd.weight", (hp.n_embd, hp.n_vocab), weights.placement.input, Use.LOOKUP)
 
 
 def take_output(weights: Weights, hp: HParams) -> Tensor:

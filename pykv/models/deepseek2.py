@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pykv.ggml import RopeParams, Tensor
 from pykv.memory import MemorySpec
-from pykv.models.blocks import GatedFFN, silu_ffn, take_output
+from pykv.models.blocks import GatedFFN, silu_ffn, take_embeddings, take_output
 from pykv.models.experts import GATINGS, Experts, Routing, mix_experts
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams, refuse_headless_layers
@@ -50,7 +50,7 @@ class DeepSeek2:
         self.temperature = _temperature(keys)
         self._n_dense = keys.size("leading_dense_block_count", 0, least=0)
         self._n_ff, self._n_shared = keys.size("expert_feed_forward_length"), keys.size("expert_shared_count")
-        self.tok_embd = weights.need("token_embd.weight", (hp.n_embd, hp.n_vocab), place.input)
+        self.tok_embd = take_embeddings(weights, hp)
         self.output_norm = weights.need("output_norm.weight", (hp.n_embd,), place.output)
         self.output = take_output(weights, hp)
         self.layers = tuple(self._take_layer(il, weights.layer(il)) for il in range(hp.n_layer))

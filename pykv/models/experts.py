@@ -14,7 +14,7 @@ from pykv.ggml import Tensor, ops
 from pykv.models.blocks import Affine
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.keys import Keys
-from pykv.models.weights import LayerWeights
+from pykv.models.weights import LayerWeights, Use
 
 Activate = Callable[[GraphBuilder, Tensor, Tensor], Tensor]
 """Joins gate and up, [n_ff, n_used, n_tokens] each."""
@@ -124,11 +124,11 @@ class Experts:
 
 def _stack(w: LayerWeights, name: str, *ne: int) -> Affine:
     """Return the matrices of all experts [n_in, n_out, n_expert], with their biases [n_out, n_expert] if there are."""
-    return Affine(w.need(f"{name}.weight", *ne), w.maybe_f32(f"{name}.bias", *ne[1:]))
+    return Affine(w.need(f"{name}.weight", *ne, use=Use.EXPERTS), w.maybe_f32(f"{name}.bias", *ne[1:]))
 
 
 def _maybe_stack(w: LayerWeights, name: str, *ne: int) -> Affine | None:
-    weight = w.maybe(f"{name}.weight", *ne)
+    weight = w.maybe(f"{name}.weight", *ne, use=Use.EXPERTS)
     return None if weight is None else Affine(weight, w.maybe_f32(f"{name}.bias", *ne[1:]))
 
 

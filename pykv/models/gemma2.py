@@ -46,7 +46,7 @@ class Gemma2:
         self.hparams = hparams
         self._read(keys)
         hp, place = hparams, weights.placement
-        self.tok_embd = weights.need("token_embd.weight", (hp.n_embd, hp.n_vocab), place.input)
+        self.tok_embd = blocks.take_embeddings(weights, hp)
         self.output_norm = weights.need("output_norm.weight", (hp.n_embd,), place.output)
         self.output = self._take_output(weights)
         self.layers = tuple(self._take_layer(il, weights.layer(il)) for il in range(hp.n_layer))

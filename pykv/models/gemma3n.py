@@ -22,7 +22,7 @@ from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams
 from pykv.models.keys import Keys
 from pykv.models.rope import ContextRope
-from pykv.models.weights import LayerWeights, Weights
+from pykv.models.weights import LayerWeights, Use, Weights
 from pykv.models.windows import WindowedRope, windowed_layers
 from pykv.typing import AnyArray
 
@@ -70,7 +70,7 @@ class Gemma3n(Gemma2):
         hp, n, place = hparams, self.n_per_layer, weights.placement
         wide = n * hp.n_layer
         self.altup = altup.AltUp.take(weights, hp, self.n_stream)
-        self.layer_embd = weights.need("per_layer_token_embd.weight", (wide, hp.n_vocab), place.input)
+        self.layer_embd = weights.need("per_layer_token_embd.weight", (wide, hp.n_vocab), place.input, Use.LOOKUP)
         self.layer_proj = weights.need("per_layer_model_proj.weight", (hp.n_embd, wide), place.layers[0])
         self.layer_norm = weights.need("per_layer_proj_norm.weight", (n,), place.layers[0])
         laurel = keys.tensors.get("blk.0.laurel_l.weight")

@@ -8,7 +8,7 @@ from pykv.cells import SwaType, Window
 from pykv.errors import GGUFError
 from pykv.ggml import Tensor, ops
 from pykv.memory import LayerSpec, MemorySpec
-from pykv.models.blocks import Affine, Projections, affine, project
+from pykv.models.blocks import Affine, Projections, affine, project, take_embeddings
 from pykv.models.experts import Experts, Routing, mix_experts
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams, refuse_headless_layers
@@ -54,7 +54,7 @@ class GptOss:
         self.is_swa = windowed_layers(keys, hp.n_layer, 2)
         self.routing = Routing.from_keys(keys, "softmax_of_chosen")
         self._n_ff = keys.size("expert_feed_forward_length")
-        self.tok_embd = weights.need("token_embd.weight", (hp.n_embd, hp.n_vocab), place.input)
+        self.tok_embd = take_embeddings(weights, hp)
         self.output_norm = weights.need("output_norm.weight", (hp.n_embd,), place.output)
         self.output = weights.need("output.weight", (hp.n_embd, hp.n_vocab), place.output)
         self.layers = tuple(self._take_layer(il, weights.layer(il)) for il in range(hp.n_layer))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import ClassVar
 
 from pykv.memory import LayerSpec
 from pykv.models import blocks, experts
 from pykv.models.keys import Keys
-from pykv.models.mamba_mixer import MambaMixer, MambaSizes, Norms
+from pykv.models.mamba_mixer import NODES_PER_STEP, MambaMixer, MambaSizes, Norms
 from pykv.models.mixed_decoder import FeedForward, MixedDecoder, MixedLayer, Mixer
 from pykv.models.rope import ContextRope
 from pykv.models.self_attention import SelfAttention
@@ -16,6 +17,8 @@ from pykv.models.weights import LayerWeights
 
 class Jamba(MixedDecoder):
     """A decoder of the Jamba family."""
+
+    nodes_per_snapshot: ClassVar[int] = NODES_PER_STEP
 
     def _read(self, keys: Keys) -> None:
         self.sizes = MambaSizes.read(keys)

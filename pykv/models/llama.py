@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from pykv.ggml import Tensor
 from pykv.memory import LayerSpec, MemorySpec
+from pykv.models.blocks import take_embeddings
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams, refuse_headless_layers
 from pykv.models.keys import Keys
@@ -52,7 +53,7 @@ class Llama:
         refuse_headless_layers(keys, hparams)
         hp, place = hparams, weights.placement
         self.hparams = hparams
-        self.tok_embd = weights.need("token_embd.weight", (hp.n_embd, hp.n_vocab), place.input)
+        self.tok_embd = take_embeddings(weights, hp)
         self.output_norm = weights.need("output_norm.weight", (hp.n_embd,), place.output)
         self.output = weights.maybe("output.weight", (hp.n_embd, hp.n_vocab), place.output)
         if self.output is None:  # tied; a second header, since the output may live on another device

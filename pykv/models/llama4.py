@@ -8,7 +8,7 @@ from pykv.cells import SwaType, Window
 from pykv.errors import GGUFError
 from pykv.ggml import Tensor, ops
 from pykv.memory import LayerSpec, MemorySpec
-from pykv.models.blocks import Affine, GatedFFN, Projections, affine, project, silu_ffn, take_output
+from pykv.models.blocks import Affine, GatedFFN, Projections, affine, project, silu_ffn, take_embeddings, take_output
 from pykv.models.experts import Experts, Routing, mix_experts
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams, refuse_headless_layers
@@ -59,7 +59,7 @@ class Llama4:
         self.has_qk_norm = self.routing.n_expert != N_EXPERT_WITHOUT_NORM
         self._n_ff = keys.size("expert_feed_forward_length")
         self._experts_every = keys.size("interleave_moe_layer_step", least=0)
-        self.tok_embd = weights.need("token_embd.weight", (hp.n_embd, hp.n_vocab), place.input)
+        self.tok_embd = take_embeddings(weights, hp)
         self.output_norm = weights.need("output_norm.weight", (hp.n_embd,), place.output)
         self.output = take_output(weights, hp)
         self.rope_factors = weights.maybe("rope_freqs.weight", (hp.n_rot // 2,), place.layers[0])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pykv.memory import LayerSpec
 from pykv.models.keys import Keys
-from pykv.models.mamba_mixer import MambaMixer, MambaSizes, Norms
+from pykv.models.mamba_mixer import NODES_PER_STEP, MambaMixer, MambaSizes, Norms
 from pykv.models.mixed_decoder import MixedDecoder, MixedLayer
 from pykv.models.rope import ContextRope
 from pykv.models.weights import LayerWeights
@@ -12,6 +14,8 @@ from pykv.models.weights import LayerWeights
 
 class Mamba(MixedDecoder):
     """A decoder of the Mamba family."""
+
+    nodes_per_snapshot: ClassVar[int] = NODES_PER_STEP
 
     def _read(self, keys: Keys) -> None:
         self.sizes = MambaSizes.read(keys)

@@ -10,10 +10,13 @@ from typing import Self
 
 from pykv.ggml import Tensor, ops
 from pykv.memory import StateSpec
-from pykv.models import short_conv
+from pykv.models import scan_steps, short_conv
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.keys import Keys
 from pykv.models.weights import LayerWeights
+
+NODES_PER_STEP = 20
+"""What a token that is scanned by itself takes, at most, with what keeps its state and its inputs."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,12 @@ class MambaSizes:
     n_inner : channels that are scanned.
     n_state : elements of the state of one channel.
     dt_rank : numbers of which the step lengths of all channels are made.
-    family : the architecture, for messages.
     """
 
     n_conv: int
     n_inner: int
     n_state: int
     dt_rank: int
-    family: str
 
     @classmethod
     def read(cls, keys: Keys) -> Self:
@@ -43,14 +44,12 @@ class MambaSizes:
             n_inner=keys.size("ssm.inner_size"),
             n_state=keys.size("ssm.state_size"),
             dt_rank=keys.size("ssm.time_step_rank"),
-            family=keys.architecture,
         )
 
     @property
     def state(self) -> StateSpec:
         """What a layer remembers."""
-        latest_only = f"the scan of {self.family} returns the last state alone"
-        return StateSpec((self.n_conv - 1) * self.n_inner, self.n_state * self.n_inner, latest_only)
+        return StateSpec((self.n_conv - 1) * self.n_inner, self.n_state * self.n_inner)
 
 
 @dataclass(frozen=True)
@@ -118,26 +117,38 @@ class MambaMixer:
 
     def _scan(self, b: GraphBuilder, il: int, x: Tensor, eps: float) -> Tensor:
         """Return [1, n_inner, n_seq_tokens, n_seqs]: what the states of `x` give for each token."""
-        arena, sizes, (n, n_tokens, n_seqs, _) = b.arena, self.sizes, x.ne
+        arena, n_state, (n, n_tokens, n_seqs, _) = b.arena, self.sizes.n_state, x.ne
+        dt, written, read = self._made(b, x, eps)
+        each = ops.reshape(arena, x, 1, n, n_tokens, n_seqs), written, read
+
+        def scan(stored: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            def some(tokens: range, before: Tensor | None) -> tuple[Tensor, Tensor]:
+                states, index = (stored, rows) if before is None else (before, scan_steps.each_state(b))
+                states = ops.reshape(arena, states, n_state, 1, n, states.ne[1])
+                xs, bs, cs = (scan_steps.some_tokens(b, one, tokens, 2) for one in each)
+                dts = scan_steps.some_tokens(b, dt, tokens, 1)
+                dts = dts if dts.is_contiguous else ops.cont(arena, dts)
+                return ops.ssm_scan(arena, states, index, x=xs, dt=dts, a=self.a, b=bs, c=cs)
+
+            return scan_steps.scan_all(b, some)
+
+        y, states = b.states.scan_s(il, scan)
+        b.states.write_s(il, states)
+        return y
+
+    def _made(self, b: GraphBuilder, x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the step lengths [n_inner, ...] of `x`, what it writes and how it is read, both [n_state, 1, ...]."""
+        sizes = self.sizes
         made = b.linear(x, self.w_x)
         dt = short_conv.channels(b, made, sizes.dt_rank, 0)
         written = short_conv.heads(b, made, sizes.n_state, 1, sizes.dt_rank)
         read = short_conv.heads(b, made, sizes.n_state, 1, sizes.dt_rank + sizes.n_state)
         if self.norms is None:
-            dt = ops.cont(arena, dt)
+            dt = ops.cont(b.arena, dt)
         else:
             dt = _normed(b, dt, self.norms.dt, eps)
             written, read = _normed(b, written, self.norms.b, eps), _normed(b, read, self.norms.c, eps)
-        dt = b.linear(dt, self.w_dt, self.dt_b)
-
-        def scan(stored: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-            states = ops.reshape(arena, stored, sizes.n_state, 1, n, stored.ne[1])
-            single = ops.reshape(arena, x, 1, n, n_tokens, n_seqs)
-            return ops.ssm_scan(arena, states, rows, x=single, dt=dt, a=self.a, b=written, c=read)
-
-        y, states = b.states.scan_s(il, scan)
-        b.states.write_s(il, states)
-        return y
+        return b.linear(dt, self.w_dt, self.dt_b), written, read
 
 
 def _normed(b: GraphBuilder, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

@@ -47,7 +47,7 @@ class MixedDecoder(ABC):
         hp, place = hparams, weights.placement
         self.hparams = hparams
         self._read(keys)
-        self.tok_embd = weights.need("token_embd.weight", (hp.n_embd, hp.n_vocab), place.input)
+        self.tok_embd = blocks.take_embeddings(weights, hp)
         self.output_norm = weights.need(f"{self.output_norm_name}.weight", (hp.n_embd,), place.output)
         self.output = blocks.take_output(weights, hp)
         self.layers = tuple(self._take_layer(il, weights.layer(il)) for il in range(hp.n_layer))

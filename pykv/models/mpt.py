@@ -16,7 +16,7 @@ from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams, refuse_headless_layers, refuse_tensors
 from pykv.models.keys import Keys
 from pykv.models.rope import ContextRope
-from pykv.models.weights import LayerWeights, Weights
+from pykv.models.weights import LayerWeights, Use, Weights
 
 MAX_BIAS = 126.0
 """The smallest slope is 2 to the minus this; one that float32 rounds to 0 would make NaN of what is masked."""
@@ -44,7 +44,7 @@ class Mpt:
         refuse_tensors(keys, "attn_q_norm.weight", "attn_k_norm.weight", "ffn_act.scales")
         hp, place = hparams, weights.placement
         self.hparams = hparams
-        self.tok_embd = weights.need("token_embd.weight", (hp.n_embd, hp.n_vocab), place.input)
+        self.tok_embd = blocks.take_embeddings(weights, hp)
         self.output_norm = Affine(
             weights.need("output_norm.weight", (hp.n_embd,), place.output),
             (weights.need if self.needs_bias else weights.maybe)("output_norm.bias", (hp.n_embd,), place.output),
@@ -60,7 +60,7 @@ class Mpt:
             raise keys.refusal("attention.max_alibi_bias", self.max_bias, f"at most {MAX_BIAS}")
         self.clamp = keys.unsigned("attention.clamp_kqv", 0.0)
         ne = (self.hparams.n_embd, self.hparams.n_ctx_train)
-        self.pos_embd = weights.maybe("position_embd.weight", ne, weights.placement.input)
+        self.pos_embd = weights.maybe("position_embd.weight", ne, weights.placement.input, Use.LOOKUP)
 
     def _take_layer(self, il: int, w: LayerWeights) -> MptLayer:
         hp, n, n_ff = self.hparams, self.hparams.n_embd, self.hparams.n_ff_by_layer[il]

@@ -6,12 +6,13 @@ Each token also sees the inputs of the one before it (token shift). No attention
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pykv.errors import GGUFError
 from pykv.ggml import Tensor, ops
 from pykv.memory import LayerSpec, MemorySpec, StateSpec
 from pykv.models import token_shift
-from pykv.models.blocks import Affine, layer_norm
+from pykv.models.blocks import Affine, layer_norm, take_embeddings
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams
 from pykv.models.keys import Keys
@@ -50,6 +51,9 @@ class Rwkv7Layer:
 class Rwkv7:
     """A decoder of the RWKV-7 family."""
 
+    nodes_per_layer: ClassVar[int] = 124  # some 20 of them cut the scan's operands where earlier states are kept
+    nodes_per_snapshot: ClassVar[int] = 28
+
     def __init__(self, hparams: HParams, weights: Weights, keys: Keys) -> None:
         hp, place = hparams, weights.placement
         self.hparams = hparams
@@ -61,7 +65,7 @@ class Rwkv7:
             ne, device = (hp.n_embd,), place.output if on_output else place.input
             return Affine(weights.need(f"{name}.weight", ne, device), weights.need(f"{name}.bias", ne, device))
 
-        self.tok_embd = weights.need("token_embd.weight", (hp.n_embd, hp.n_vocab), place.input)
+        self.tok_embd = take_embeddings(weights, hp)
         self.tok_norm = norm("token_embd_norm", False)
         self.output_norm = norm("output_norm", True)
         self.output = weights.need("output.weight", (hp.n_embd, hp.n_vocab), place.output)
@@ -82,8 +86,8 @@ class Rwkv7:
 
     def memory_spec(self, rope: ContextRope) -> MemorySpec:
         """Return what the memory must know; there is nothing rotary."""
-        n, why = self.hparams.n_embd, "the time mix of rwkv7 returns the last state alone"
-        state = StateSpec(N_SHIFTED * n, n * self.sizes.head, why)
+        n = self.hparams.n_embd
+        state = StateSpec(N_SHIFTED * n, n * self.sizes.head)
         return MemorySpec.uniform(self.hparams.n_layer, LayerSpec.recurrent(state))
 
     def build(self, b: GraphBuilder) -> Tensor | None:

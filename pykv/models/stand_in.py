@@ -174,7 +174,7 @@ def _table(n: int) -> F32Array:
 def _hparams(shape: StandInShape, spec: MemorySpec) -> HParams:
     first = next((layer for layer in spec.layers if layer.n_head_kv), None)
     if first is None:
-        raise ParamError("spec: no layer has K and V, and nothing stands in for states; give the model itself")
+        raise ParamError("model: nothing stands in for one whose layers have states alone; give the model itself")
     return HParams(
         architecture=STAND_IN,
         n_layer=len(spec.layers),

@@ -5,11 +5,12 @@ Peng et al. 2025.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from pykv.ggml import Tensor, ops
+from pykv.models import scan_steps
 from pykv.models.blocks import Affine
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.keys import Keys
@@ -145,8 +146,7 @@ class TimeMix:
         key = b.add(key, ops.sub(arena, ops.mul(arena, rate, ka), ka))
         r, w, k, v, a = (self._heads(b, one) for one in (b.linear(xr, self.receptance), decay, key, value, rate))
         forget, learn = ops.neg(arena, direction), ops.mul(arena, direction, a)
-        y, states = ops.rwkv_wkv7(arena, b.states.read_s(il), r=r, w=w, k=k, v=v, a=forget, b=learn)
-        b.states.write_s(il, states)
+        y = self._scan(b, il, {"r": r, "w": w, "k": k, "v": v, "a": forget, "b": learn})
         out = b.add(self._normed(b, y), self._bonus(b, r, k, v))
         return b.linear(ops.mul(arena, out, self.gate.forward(b, xg, ops.sigmoid)), self.output), own_value
 
@@ -158,10 +158,22 @@ class TimeMix:
         row, part = size * n, size * n * n_tokens
         return [ops.view(b.arena, mixed, (n, n_tokens, 1, 1), (row, part, part), i * part) for i in range(N_INPUTS)]
 
+    def _scan(self, b: GraphBuilder, il: int, operands: Mapping[str, Tensor]) -> Tensor:
+        """Return [head, n_head, ...]: what the heads' matrices give for each token."""
+        stored = b.states.read_s(il)
+
+        def scan(tokens: range, before: Tensor | None) -> tuple[Tensor, Tensor]:
+            some = {name: _some_tokens(b, x, tokens) for name, x in operands.items()}
+            return ops.rwkv_wkv7(b.arena, stored if before is None else before, **some)
+
+        y, states = scan_steps.scan_all(b, scan)
+        b.states.write_s(il, states)
+        return y
+
     def _normed(self, b: GraphBuilder, y: Tensor) -> Tensor:
-        """Return each head of [head, n_head, n_tokens] less its mean, over its deviation, scaled and shifted."""
+        """Return each head of [head, n_head, ...] less its mean, over its deviation, scaled and shifted."""
         y = ops.norm(b.arena, y, HEAD_EPS)
-        y = ops.mul(b.arena, ops.reshape(b.arena, y, self.sizes.n_embd, y.ne[2]), self.norm.weight)
+        y = ops.mul(b.arena, ops.reshape(b.arena, y, self.sizes.n_embd, y.ne[2] * y.ne[3]), self.norm.weight)
         assert self.norm.bias is not None
         return b.add(y, self.norm.bias)
 
@@ -173,3 +185,14 @@ class TimeMix:
 
     def _heads(self, b: GraphBuilder, x: Tensor) -> Tensor:
         return b.heads(x, self.sizes.head)
+
+
+def _some_tokens(b: GraphBuilder, x: Tensor, tokens: range) -> Tensor:
+    """Return some tokens of each sequence of [head, n_head, n_tokens], dense."""
+    n, n_tokens, n_seqs = len(tokens), b.states.n_seq_tokens, b.states.n_seqs
+    if n == n_tokens:
+        return x
+    (head, n_head), (_, row, token, _) = x.ne[:2], x.nb
+    some = ops.view(b.arena, x, (head, n_head, n, n_seqs), (row, token, token * n_tokens), tokens.start * token)
+    some = some if some.is_contiguous else ops.cont(b.arena, some)
+    return some if n_seqs == 1 else ops.reshape(b.arena, some, head, n_head, n * n_seqs)

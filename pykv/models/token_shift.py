@@ -27,14 +27,14 @@ def before(b: GraphBuilder, x: Tensor, past: Tensor, which: int) -> Tensor:
 
 
 def write(b: GraphBuilder, il: int, inputs: Sequence[Tensor]) -> None:
-    """Keep the last token of each of some inputs [n_embd, n_tokens] for the next ubatch."""
+    """Keep the last token of each of some inputs [n_embd, n_tokens] for the next ubatch, and those that it may need."""
     n, n_tokens, n_seqs = inputs[0].ne[0], b.states.n_seq_tokens, b.states.n_seqs
 
-    def last(x: Tensor) -> Tensor:
+    def last_but(d: int, x: Tensor) -> Tensor:
         row, seq = x.nb[1], x.nb[1] * n_tokens
-        return ops.view(b.arena, x, (n, 1, n_seqs, 1), (row, seq, seq * n_seqs), row * (n_tokens - 1))
+        return ops.view(b.arena, x, (n, 1, n_seqs, 1), (row, seq, seq * n_seqs), row * (n_tokens - 1 - d))
 
-    rows = last(inputs[0])
-    for other in inputs[1:]:
-        rows = ops.concat(b.arena, rows, last(other), 1)
-    b.states.write_r(il, [rows])
+    def rows(d: int) -> Tensor:
+        return ops.join(b.arena, [last_but(d, x) for x in inputs], 1)
+
+    b.states.write_r(il, [rows(d) for d in range(b.states.n_planes)])

@@ -1,17 +1,20 @@
 """Weights: take tensors out of a GGUF file by name and shape, then place them on their devices.
 
-On a device that can read host memory the file is mapped and used in place; elsewhere it is uploaded.
+On a device that can read host memory the file is mapped and used in place; elsewhere it is uploaded. Matrices of which
+the device has faster products in another layout are repacked, if that is wished.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
 from pykv.errors import GGUFError
-from pykv.ggml import Arena, Buffer, Device, DType, Tensor
+from pykv.ggml import Arena, Buffer, Device, DType, Tensor, can_repack
 from pykv.ggml.buffer import PLACE_ALIGNMENT
 from pykv.ggml.owner import Owner
 from pykv.gguf import GGUFFile, TensorInfo
@@ -36,15 +39,40 @@ class Placement:
         return tuple(dict.fromkeys((*self.layers, self.output, self.input)))
 
 
+class Use(Enum):
+    """What a family's graph does with a tensor. Only products are made with tensors that are repacked."""
+
+    PRODUCT = "a matrix is multiplied with, all else is left as it is"
+    EXPERTS = "a stack of matrices, each column is multiplied with those that an index names"
+    LOOKUP = "rows are looked up, or it is read in another way"
+
+
+_REPACKED_DIMS = {Use.PRODUCT: 2, Use.EXPERTS: 3, Use.LOOKUP: 0}
+
+
+@dataclass(frozen=True)
+class _Home:
+    """Where tensors lie, and how."""
+
+    device: Device
+    is_repacked: bool
+
+    @property
+    def is_mapped(self) -> bool:
+        return self.device.can_wrap_host_memory and not self.is_repacked
+
+
 class Weights:
     """Collects the tensors that an architecture asks for; `load` then gives them their data.
+
+    With `repack`, matrices are repacked if everything is on the CPU and the file fits into its free memory once more.
 
     Raises
     ------
     GGUFError : the file's tensors lie where they cannot be read in place.
     """
 
-    def __init__(self, file: GGUFFile, placement: Placement) -> None:
+    def __init__(self, file: GGUFFile, placement: Placement, *, repack: bool = False) -> None:
         if file.alignment % PLACE_ALIGNMENT:
             raise GGUFError(
                 f"{file.path}: general.alignment={file.alignment} must be a multiple of {PLACE_ALIGNMENT}: "
@@ -53,22 +81,23 @@ class Weights:
         self._file, self.placement = file, placement
         # an architecture takes each tensor once, and tied embeddings twice
         self._budget = len(file.tensors) + 1
-        self._arenas: dict[Device, Arena] = {}
-        self._taken: dict[Device, list[tuple[Tensor, TensorInfo]]] = {}
+        self._repacks = repack and _has_room(file, placement)
+        self._arenas: dict[_Home, Arena] = {}
+        self._taken: dict[_Home, list[tuple[Tensor, TensorInfo]]] = {}
 
-    def need(self, name: str, ne: tuple[int, ...], device: Device) -> Tensor:
-        """Return the tensor of that name, without data yet.
+    def need(self, name: str, ne: tuple[int, ...], device: Device, use: Use = Use.PRODUCT) -> Tensor:
+        """Return the tensor of that name, without data yet; `use` is all that the graph may do with it.
 
         Raises
         ------
         GGUFError : it is missing, or its shape or type is wrong; the message names it and what was expected.
         """
-        tensor = self.maybe(name, ne, device)
+        tensor = self.maybe(name, ne, device, use)
         if tensor is None:
             raise GGUFError(f"{self._file.path}: the tensor {name!r} {list(ne)} is missing")
         return tensor
 
-    def maybe(self, name: str, ne: tuple[int, ...], device: Device) -> Tensor | None:
+    def maybe(self, name: str, ne: tuple[int, ...], device: Device, use: Use = Use.PRODUCT) -> Tensor | None:
         """Return the tensor of that name, or None if the file has none; checks it like `need`."""
         info = self._file.tensors.get(name)
         if info is None:
@@ -78,9 +107,12 @@ class Weights:
         if info.dtype in _UNUSABLE or (len(ne) == 1 and info.dtype != DType.F32):
             wanted = "f32" if len(ne) == 1 else "a float or a quantised type"
             raise GGUFError(f"{self._file.path}: the tensor {name!r} is {info.dtype.label}, expected {wanted}")
-        arena = self._arenas.setdefault(device, Arena(self._budget))
-        tensor = arena.tensor(info.dtype, info.ne, name)
-        self._taken.setdefault(device, []).append((tensor, info))
+        is_repacked = self._repacks and len(ne) == _REPACKED_DIMS[use] and can_repack(device, info.dtype, ne)
+        home = _Home(device, is_repacked)
+        if home not in self._arenas:
+            self._arenas[home], self._taken[home] = Arena(self._budget, is_repacked=is_repacked), []
+        tensor = self._arenas[home].tensor(info.dtype, info.ne, name)
+        self._taken[home].append((tensor, info))
         return tensor
 
     def need_f32(self, name: str, ne: tuple[int, ...], device: Device) -> Tensor:
@@ -118,21 +150,18 @@ class Weights:
         AllocError : a device has no room.
         """
         mapped = self._file.map()
-        total = sum(info.nbytes for taken in self._taken.values() for _, info in taken)
-        done = 0
+        total, done = sum(info.nbytes for taken in self._taken.values() for _, info in taken), 0
         buffers: list[Owner] = []
-        for device, taken in self._taken.items():
-            if device.can_wrap_host_memory:
-                buffer = Buffer.wrap(self._arenas[device], device, mapped, max(i.nbytes for _, i in taken))
+        for home, taken in self._taken.items():
+            arena, device = self._arenas[home], home.device
+            if home.is_mapped:
+                buffer = Buffer.wrap(arena, device, mapped, max(info.nbytes for _, info in taken))
                 for tensor, info in taken:
                     buffer.place(tensor, info.offset)
             else:
-                purpose = f"weights of {self._file.path.name}"
-                buffer = Buffer.allocate(self._arenas[device], device.buffer_type, purpose)
-                source = np.frombuffer(mapped, np.uint8)
-                for tensor, info in taken:
-                    buffer.adopt(tensor).set(source[info.offset : info.offset + info.nbytes])
-                    done += info.nbytes
+                buffer = self._allocate(arena, home)
+                for n_bytes in _copied(buffer, taken, mapped):
+                    done += n_bytes
                     if progress is not None:
                         progress(done, total)
             buffer.mark_weights()
@@ -140,6 +169,35 @@ class Weights:
         if progress is not None:
             progress(total, total)
         return tuple(buffers)
+
+    def _allocate(self, arena: Arena, home: _Home) -> Buffer:
+        name, kind = self._file.path.name, home.device.repack_type
+        if home.is_repacked and kind is not None:
+            return Buffer.allocate(arena, kind, f"repacked weights of {name} (repack=False does without)")
+        return Buffer.allocate(arena, home.device.buffer_type, f"weights of {name}")
+
+
+def _has_room(file: GGUFFile, placement: Placement) -> bool:
+    """Whether all is on the CPU, and a copy of the file fits into its memory: what is mapped needs none."""
+    # beside another device the CPU lends it its weights for long prompts, and these must lie as they are in the file
+    return all(device.kind == "cpu" and file.nbytes <= device.memory_free for device in placement.devices)
+
+
+def _copied(buffer: Buffer, taken: list[tuple[Tensor, TensorInfo]], mapped: mmap.mmap) -> Iterator[int]:
+    """Fill tensors from the file; yields the bytes of each when it is done."""
+    source = np.frombuffer(mapped, np.uint8)
+    for tensor, info in taken:
+        buffer.adopt(tensor).set(source[info.offset : info.offset + info.nbytes])
+        _forget(mapped, info)
+        yield info.nbytes
+
+
+def _forget(mapped: mmap.mmap, info: TensorInfo) -> None:
+    """Let go of the pages of a tensor that has been copied: it would count twice otherwise."""
+    first = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+    n_bytes = (info.offset + info.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if n_bytes > 0 and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED, first, n_bytes)
 
 
 @dataclass(frozen=True)
@@ -150,13 +208,13 @@ class LayerWeights:
     prefix: str
     device: Device
 
-    def need(self, name: str, *ne: int) -> Tensor:
+    def need(self, name: str, *ne: int, use: Use = Use.PRODUCT) -> Tensor:
         """See `Weights.need`."""
-        return self.weights.need(self.prefix + name, ne, self.device)
+        return self.weights.need(self.prefix + name, ne, self.device, use)
 
-    def maybe(self, name: str, *ne: int) -> Tensor | None:
+    def maybe(self, name: str, *ne: int, use: Use = Use.PRODUCT) -> Tensor | None:
         """See `Weights.maybe`."""
-        return self.weights.maybe(self.prefix + name, ne, self.device)
+        return self.weights.maybe(self.prefix + name, ne, self.device, use)
 
     def need_f32(self, name: str, *ne: int) -> Tensor:
         """See `Weights.need_f32`."""

@@ -12,20 +12,18 @@ from typing import Any
 
 from pykv.batch import UBatch
 from pykv.errors import AllocError
-from pykv.ggml import Arena, Backend, Graph, GraphInput, Sched, Tensor, ops
+from pykv.ggml import Arena, Backend, Graph, GraphInput, GraphOutput, Sched, Tensor, ops
 from pykv.ggml.owner import Owner
 from pykv.memory import AttentionPath, AttentionPlan, MassWatch, Memory
 from pykv.memory.attention import MANY_TOKENS
 from pykv.memory.memory_graph import MemoryShape
 from pykv.models import Architecture, GraphBuilder, GraphShape
-from pykv.models.architecture import nodes_per_layer
+from pykv.models.architecture import nodes_per_layer, nodes_per_snapshot
 from pykv.runtime.observe import Watched
 from pykv.typing import F32Array
 
 NODES_PER_ROUTING, NODES_PER_EXPERT = 24, 2
 """What a layer takes beside `nodes_per_layer` to choose a token's experts, and to add up what each makes of it."""
-NODES_PER_SNAPSHOT = 2
-"""What a layer with a state takes to keep one more beside the latest."""
 NODES_PER_MASS = 32
 """Nodes of each layer for each watch."""
 NODES_BESIDE = 64
@@ -34,7 +32,7 @@ NODES_BESIDE = 64
 class BuiltGraph:
     """A graph with memory, and the shape that it serves."""
 
-    def __init__(self, graph: Graph, builder: GraphBuilder, logits: Tensor | None) -> None:
+    def __init__(self, graph: Graph, builder: GraphBuilder, logits: GraphOutput | None) -> None:
         self.graph, self.builder, self.logits = graph, builder, logits
         self.shape = builder.shape
         self.inputs: tuple[GraphInput, ...] = builder.inputs
@@ -127,12 +125,12 @@ class Compute:
         """
         self.has_begun = False
         watches = tuple(one.watch for one in watched)
-        built = self._graph_for(GraphShape(shape, ubatch.n_outputs, watches, ubatch.token is None))
+        built = self._graph_for(GraphShape(shape, len(out), watches, ubatch.token is None))
         built.builder.fill(slot, ubatch, [one.chosen for one in watched])
         self.has_begun = True
         self._sched.compute(built.graph)
         if built.logits is not None:
-            built.logits.get_into(out)
+            built.logits.read_into(out)
         return built.builder.memory.masses
 
     def close(self) -> None:
@@ -164,6 +162,8 @@ class Compute:
         self._sched.allocate(built.graph)
         for one in built.inputs:
             one.bind()
+        if built.logits is not None:
+            built.logits.bind()
         self._built = built
         return built
 
@@ -174,9 +174,11 @@ class Compute:
         memory = self._memory.graph(graph, shape.memory, self._attention, shape.watches)
         builder = GraphBuilder(graph, self._memory.spec, shape, memory)
         logits = self._model.build(builder)
-        if logits is not None:
-            graph.expand(logits.as_output())
-        return BuiltGraph(graph, builder, logits)
+        if logits is None:
+            return BuiltGraph(graph, builder, None)
+        output = GraphOutput(logits)
+        graph.expand(output.tensor)
+        return BuiltGraph(graph, builder, output)
 
 
 def _seen(watches: Sequence[MassWatch], n_rows: int, is_cut: bool) -> tuple[MassWatch, ...]:
@@ -195,5 +197,5 @@ def _n_nodes(model: Architecture, n_watches: int, n_rs_seq: int) -> int:
     hparams = model.hparams
     n_used = hparams.n_expert_used
     routed = NODES_PER_ROUTING + NODES_PER_EXPERT * n_used if n_used else 0
-    per_layer = nodes_per_layer(model) + routed + NODES_PER_SNAPSHOT * n_rs_seq + NODES_PER_MASS * n_watches
+    per_layer = nodes_per_layer(model) + routed + nodes_per_snapshot(model) * n_rs_seq + NODES_PER_MASS * n_watches
     return NODES_BESIDE + per_layer * hparams.n_layer

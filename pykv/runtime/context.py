@@ -14,7 +14,7 @@ import numpy as np
 
 from pykv.batch import Batch, BatchBuilder, BatchLimits, ValidBatch, validate
 from pykv.errors import ComputeCancelled, ConcurrentUseError, NoSlotError, ParamError, UseAfterCloseError
-from pykv.ggml import Backend, HeldInterrupt, cpu_device
+from pykv.ggml import Backend, cpu_device
 from pykv.memory import AttentionMass, AttentionPlan, Memory, MemoryContext, make_memory
 from pykv.memory.attention_choice import AttentionInUse
 from pykv.memory.kinds import has_states
@@ -49,9 +49,8 @@ class Context(SavedStates):
     def __init__(self, model: Model, params: ContextParams, attention: AttentionPlan | None = None) -> None:
         self.model, self.asked = model, params
         self.params = resolve(params, model.hparams)
-        self._lock = threading.Lock()
         self._cancel_lock = threading.RLock()  # a signal handler may call cancel()
-        self._closed = False
+        self._closed = self._decodes = False
         self._logits: F32Array | None = None
         self._wanted: BoolArray = np.zeros(0, np.bool_)
         spec = model.architecture.memory_spec(self.params.rope)
@@ -102,26 +101,25 @@ class Context(SavedStates):
         UseAfterCloseError, ConcurrentUseError : closed, or in use: by another thread, or by what a signal handler of
             this one interrupts.
         """
-        self._require_open()
-        with HeldInterrupt(self._cancel):
-            if not self._lock.acquire(blocking=False):
-                raise ConcurrentUseError("the context is decoding already; one thread at a time, and one decode")
+        if self._decodes:
+            raise ConcurrentUseError("the context is decoding already; one thread at a time, and one decode")
+        with self.memory.guard:
+            self._require_open()
+            self._decodes = True
             try:
-                self._require_open()
-                with self.memory.guard:
-                    if self.traces:
-                        self._decode_heard(batch)
-                    else:
-                        self._decode(batch)
+                if self.traces:
+                    self._decode_heard(batch)
+                else:
+                    self._decode(batch)
             finally:
                 with self._cancel_lock:  # a cancel() until here was for this decode, not for the next
                     self._cancel.clear()
-                    self._lock.release()
+                    self._decodes = False
 
     def cancel(self) -> None:
         """Stop the `decode` that runs in another thread, soon. Does nothing if none runs."""
         with self._cancel_lock:
-            if self._lock.locked():
+            if self._decodes:
                 self._cancel.set()
 
     @property
@@ -149,9 +147,9 @@ class Context(SavedStates):
 
     @property
     def attention_path(self) -> AttentionInUse:
-        """Which path attention takes for single tokens and for prompts, and why."""
+        """Which path attention takes for single tokens and for prompts, in each kind of layer, and why."""
         self._require_open()
-        return self._choice.in_use(self.memory.v_trans, self.memory.used_max_p1)
+        return self._choice.in_use(self.memory.paths(self.attention))
 
     @property
     def n_ctx(self) -> int:
@@ -251,21 +249,18 @@ class Context(SavedStates):
         """
         if self._closed:
             return
-        if not self._lock.acquire(blocking=False):
+        if self._decodes:
             raise ConcurrentUseError("the context is decoding; cancel() it before close()")
-        try:
-            with self.memory.guard:  # refuses while another thread is inside, before anything is closed
-                self._closed = True
-                for trace in tuple(self.traces):
-                    trace.end()
-                for observer in self._observers:
-                    observer.end()
-                self._compute.close()
-                for backend in self._backends:
-                    backend.close()
-                self.memory.release()
-        finally:
-            self._lock.release()
+        with self.memory.guard:  # refuses while another thread is inside, before anything is closed
+            self._closed = True
+            for trace in tuple(self.traces):
+                trace.end()
+            for observer in self._observers:
+                observer.end()
+            self._compute.close()
+            for backend in self._backends:
+                backend.close()
+            self.memory.release()
 
     def __enter__(self) -> Self:
         self._require_open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -78,26 +79,63 @@ def attention_choice(
         return AttentionChoice(plan, f"{params.attention} was asked for")
     # differs from llama.cpp: "auto" is decided by measuring, where there it means "flash wherever it can run", because
     # that is the slower one on many CPUs; V follows, so its layout is no property of the parameters
-    choice = measured_choice(*_probe(model, params, spec), refusal is None)
-    return choice if refusal is None else replace(choice, reason=f"{choice.reason}; {refusal}")
+    il, others = _probed(model, spec)
+    choice = measured_choice(*_probe(model, params, spec, il), refusal is None)
+    remarks = [choice.reason]
+    if others:
+        remarks.append(f"layer {il} was measured, other heads have {_listed(others)}")
+    if refusal is not None:
+        remarks.append(refusal)
+    return replace(choice, reason="; ".join(remarks))
 
 
 def fused_refusal(model: Model, params: ResolvedParams, spec: MemorySpec) -> str | None:
     """Return why the fused path cannot be taken, None if it can."""
-    heads = model.hparams.n_head_by_layer
-    shapes = {}
-    for il, layer in enumerate(spec.layers):
-        if not layer.n_head_kv:
-            continue
+    shapes = _shapes(model, spec)
+    for il in shapes:
         device = kv_device(model, params, il)
         if device.kind != "cpu":
             return f"K and V of layer {il} lie on {device.name}, where the fused kernel does not run"
-        shapes[heads[il], layer.n_head_kv, layer.n_embd_head_k, layer.n_embd_head_v] = layer
-    for (n_head, *_), layer in shapes.items():
-        misfit = fused_misfit(n_head, layer, params.type_k, params.type_v)
+    for il in sorted({shape: il for il, shape in shapes.items()}.values()):  # one layer of each shape
+        misfit = fused_misfit(shapes[il][0], spec.layers[il], params.type_k, params.type_v)
         if misfit is not None:
-            return f"the fused kernel does not cover {misfit}"
+            same = [other for other, shape in shapes.items() if shape == shapes[il]]
+            where = f" in {_listed(same)}" if len(same) < len(shapes) else ""
+            return f"the fused kernel does not cover {misfit}{where}"
     return None
+
+
+_Heads = tuple[int, int, int, int]
+"""Query heads, KV heads, and the widths of K and V."""
+
+
+def _shapes(model: Model, spec: MemorySpec) -> dict[int, _Heads]:
+    """Return the heads of each layer that attends."""
+    heads = model.hparams.n_head_by_layer
+    return {
+        il: (heads[il], layer.n_head_kv, layer.n_embd_head_k, layer.n_embd_head_v)
+        for il, layer in enumerate(spec.layers)
+        if layer.n_head_kv
+    }
+
+
+def _probed(model: Model, spec: MemorySpec) -> tuple[int, list[int]]:
+    """Return the layer to measure, and those that have other heads.
+
+    It is the first of those with the most common heads, of the layers without a window if there are such: they look at
+    the most cells.
+    """
+    shapes = _shapes(model, spec)
+    deep = [il for il in shapes if not spec.layers[il].is_swa] or list(shapes)
+    counts = Counter(shapes[il] for il in deep)
+    il = max(deep, key=lambda il: counts[shapes[il]])
+    return il, [other for other, shape in shapes.items() if shape != shapes[il]]
+
+
+def _listed(layers: list[int]) -> str:
+    """Return numbers of layers in words, at most a few of them."""
+    shown = ", ".join(map(str, layers[:4]))
+    return f"{'layer' if len(layers) == 1 else 'layers'} {shown}{' and others' if len(layers) > 4 else ''}"
 
 
 def _recorded(plan: AttentionPlan, refusal: str | None) -> AttentionChoice:
@@ -106,10 +144,9 @@ def _recorded(plan: AttentionPlan, refusal: str | None) -> AttentionChoice:
     return AttentionChoice(plan, "recorded")
 
 
-def _probe(model: Model, params: ResolvedParams, spec: MemorySpec) -> tuple[Device, int, ProbeShape]:
-    """Return what to measure: the first layer that has K and V, and no window if there is such a one."""
-    stored = [(il, layer) for il, layer in enumerate(spec.layers) if layer.n_head_kv]
-    il, layer = next((one for one in stored if not one[1].is_swa), stored[0])
+def _probe(model: Model, params: ResolvedParams, spec: MemorySpec, il: int) -> tuple[Device, int, ProbeShape]:
+    """Return what to measure of a layer."""
+    layer = spec.layers[il]
     shape = ProbeShape(
         n_head=model.hparams.n_head_by_layer[il],
         n_head_kv=layer.n_head_kv,

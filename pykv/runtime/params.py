@@ -45,8 +45,7 @@ class ContextParams:
     n_threads : CPU threads; None = all cores this process may use.
     n_outputs_max : most rows of logits in one `decode`; 0 = `n_batch`.
     n_rs_seq : states kept of each sequence beside the latest, in recurrent layers: by so many tokens it can be cut.
-        Without such layers it does nothing. Mamba, RWKV-7 and Jamba refuse any but 0: what computes their states
-        returns the last one alone.
+        Without such layers it does nothing.
     offload_kqv : keep K and V on the device of their layer, else in host memory.
     reference_moves : move positions as llama.cpp does, see `KVSettings`.
     rope : changes to the rotary settings.

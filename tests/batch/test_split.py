@@ -197,7 +197,6 @@ def test_a_ubatch_carries_the_tokens_it_names() -> None:
     assert ubatch.seq_ids == ((0,), (0,), (1,), (1,))
     assert ubatch.seq_first.tolist() == [0, 0, 1, 1]
     assert ubatch.output.tolist() == [False, False, False, True]
-    assert ubatch.n_outputs == 1
     assert ubatch.token.dtype == ubatch.pos.dtype == ubatch.batch_idxs.dtype == np.int32
 
 

@@ -101,3 +101,10 @@ def test_check_notices_a_wrong_offset() -> None:
     cells._seqs[0].offset = 0
     with pytest.raises(AssertionError, match="offset"):
         cells.check()
+
+
+def test_what_was_picked_elsewhere_is_held_against_the_bounds_again():
+    picked = pick([3, 4], 100)
+    assert pick(picked, 5) is picked
+    with pytest.raises(ParamError, match="cell 4 is outside 0 to 3"):
+        pick(picked, 4)

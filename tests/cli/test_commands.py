@@ -145,6 +145,7 @@ RUN = get_command(app).commands["run"].params
         (errors.ParamError("n_ctx=-1 is negative; n_seq_max=2 is not"), "--ctx -1 is negative; n_seq_max=2 is not"),
         (errors.ParamError("devices: no device 'X'"), "--device: no device 'X'"),
         (errors.ParamError("repetition_penalty is 0, must be above 0"), "--repeat-penalty 0, must be above 0"),
+        (errors.ParamError("n_threads=None is no number"), "no --threads is no number"),
         (errors.AllocError("KV cache needs 3221225472 bytes, 4096 bytes free"),
          "KV cache needs 3221225472 bytes (3.0 GiB), 4096 bytes free"),
         (errors.BatchError("n_ctx=5 is full"), "n_ctx=5 is full"),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from io import StringIO
 
 import pytest
+from rich.console import Console
 from support.tiny_gguf import TinyModel
 from typer.testing import CliRunner
 
 from pykv.cli.app import app
+from pykv.cli.generate import Pace
+from pykv.cli.story import Story
 
 MODEL = TinyModel(seed=1)
 
@@ -62,3 +66,11 @@ def test_other_model_without_a_template_is_one_line(tmp_path):
     result = demo("-m", str(tmp_path / "absent.gguf"))
     assert result.exit_code == 1
     assert result.stderr.startswith("pykv: error: ")
+
+
+@pytest.mark.parametrize(("seconds", "speed"), [(10.0, "4.2"), (4.3, "9.8"), (4.2, "10"), (0.3, "140")])
+def test_a_slow_machine_was_said_to_make_0_tokens_a_second(seconds, speed):
+    out = Console(file=StringIO(), width=200)
+    Story(out).pace("generation", "Generation", Pace(42, seconds))
+    took = "300.0 ms" if seconds < 1 else f"{seconds:.2f} s"
+    assert out.file.getvalue() == f"1. Generation: 42 tokens in {took}, {speed} tokens/s\n"

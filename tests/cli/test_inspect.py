@@ -105,3 +105,68 @@ def test_states_cost_the_same_at_every_context(write_tiny):
     rows = list(costs["kv_nbytes"].values())
     assert rows[0] == rows[1]
     assert len(set(rows[0].values())) == 1
+
+
+KINDS = {
+    "n_full": 0,
+    "n_window": 0,
+    "window": 0,
+    "window_kind": None,
+    "n_state": 0,
+    "state_nbytes": 0,
+    "n_reuse": 0,
+    "n_k_only": 0,
+}
+F32 = 4
+
+
+@pytest.mark.parametrize(
+    ("model", "kinds", "line"),
+    [
+        (MODEL, {"n_full": 3}, "layers that attend: 3 to everything"),
+        (
+            BY_NAME["gemma3-7l-w32"],
+            {"n_full": 1, "n_window": 6, "window": 32, "window_kind": "standard"},
+            "layers that attend: 1 to everything, 6 to the last 32 tokens",
+        ),
+        (
+            BY_NAME["gemma3n-22l-w32"],  # of every five, the last sees everything; 20 keep K and V of their own
+            {"n_full": 4, "n_window": 18, "window": 32, "window_kind": "standard", "n_reuse": 2},
+            "layers that attend: 4 to everything, 18 to the last 32 tokens; 2 of them with the K and V of another one",
+        ),
+        (
+            BY_NAME["llama4-4l"],
+            {"n_full": 1, "n_window": 3, "window": 8192, "window_kind": "chunked"},
+            "layers that attend: 1 to everything, 3 to chunks of 8192 tokens",
+        ),
+        (
+            BY_NAME["deepseek2-3l"],
+            {"n_full": 3, "n_k_only": 3},
+            "layers that attend: 3 to everything; V is a part of K",
+        ),
+        (
+            BY_NAME["lfm2-4l"],  # the last inputs of a convolution over 3
+            {"n_full": 1, "n_state": 3, "state_nbytes": 3 * 2 * 64 * F32},
+            "layers that attend: 1 to everything; layers with a state: 3, 1.5 KiB a sequence",
+        ),
+        (
+            BY_NAME["rwkv7-3l"],  # two token shifts, and a square for each head
+            {"n_state": 3, "state_nbytes": 3 * (2 * 128 + 128 * 64) * F32},
+            "layers with a state: 3, 99.0 KiB a sequence",
+        ),
+    ],
+    ids=lambda value: getattr(value, "arch", ""),
+)
+def test_what_the_layers_remember_is_told_by_kind(write_tiny, model, kinds, line):
+    path = str(write_tiny(model))
+    assert json.loads(inspect(path, "--json", "-c", "256").stdout)["memory"] == KINDS | kinds
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["inspect", path]).stdout
+    assert [row.split(None, 1)[1].rstrip() for row in shown.splitlines() if row.startswith("memory  ")] == [line]
+
+
+def test_a_family_that_does_not_run_has_no_kinds(write_tiny, tmp_path):
+    path = tmp_path / "other.gguf"
+    path.write_bytes(write_tiny(MODEL).read_bytes().replace(b"llama", b"lambs"))
+    result = inspect(str(path), "--json")
+    assert (result.exit_code, json.loads(result.stdout)["memory"]) == (0, None)
+    assert "\nmemory  " not in inspect(str(path)).stdout

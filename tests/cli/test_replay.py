@@ -153,13 +153,13 @@ def test_what_was_compared_as_json(path):
 
 
 def test_a_rounded_size_is_told(path):
-    assert "\nn_ctx: 10 is rounded up to 256\n" in replay(path, "--ctx", "10").stdout
+    assert "\n--ctx: 10 is rounded up to 256\n" in replay(path, "--ctx", "10").stdout
 
 
 def test_other_model_needs_a_first_one(path, write_tiny):
     result = replay(path, "--other-model", str(write_tiny(TinyModel())))
     assert result.exit_code == 2
-    assert "give --model too" in result.stderr
+    assert result.stderr.startswith("pykv: error: no --model leaves nothing that '")
 
 
 def test_cut_trace_says_so(path, tmp_path):
@@ -212,6 +212,45 @@ def test_trace_without_steps_is_no_success(tmp_path):
     result = replay(str(tmp_path / "t"))
     assert (result.exit_code, result.stdout) == (2, "")
     assert "the trace holds no step" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--type-k q9", "--type-k q9 "),
+        ("--type-v q8_0 --no-flash", "--type-v q8_0 needs flash attention, but --no-flash"),
+        ("--type-v q8_0 --attention matmul", "--type-v q8_0 needs flash attention, but --attention matmul"),
+        ("--flash --attention matmul", "--flash means --attention flash, not 'matmul'"),
+        ("--device CUDA9", "--device: no device 'CUDA9'"),
+        ("--threads 5000", "--threads 5000 must be"),
+    ],
+)
+def test_errors_named_parameters_that_only_python_has(path, typed, said):
+    result = replay(path, *typed.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"pykv: error: {said}")
+
+
+def test_a_trace_without_flash_attention_says_which_option_it_needs(tmp_path):
+    with open_stand_in(flash_attn=False) as context, context.trace(tmp_path / "t"):
+        context.decode(pykv.Batch(range(4)))
+    result = replay(str(tmp_path / "t"), "--type-v", "q8_0")
+    assert result.exit_code == 2
+    assert "--type-v q8_0 needs flash attention, and the trace was recorded without: give --flash\n" in result.stderr
+    assert replay(str(tmp_path / "t"), "--type-v", "q8_0", "--flash").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--unified", "--unified/--streams: both sides have True, so that this changes nothing"),
+        ("--flash", "--flash/--no-flash: both sides have flash, so that this changes nothing"),
+        ("--swa-full", "--swa-full/--window-only: no layer has a window, so that this changes nothing"),
+    ],
+)
+def test_what_changes_nothing_is_told_by_its_option(path, typed, said):
+    assert f"\n{said}\n" in replay(path, typed).stdout
+    assert said not in replay(path, typed, "--json").stdout
 
 
 def test_device_that_is_unknown_did_not_say_where_to_look(path):

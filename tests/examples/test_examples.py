@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.tiny.registry import BY_NAME
+
+from pykv.cli.catalog import ENTRIES
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -26,7 +30,9 @@ def run_example(name: str, **environ: str) -> str:
 
 def test_readme_shows_examples_that_are_run():
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert blocks == [(ROOT / "examples" / name).read_text() for name in ("hello.py", "moves.py", "attention.py")]
+    assert blocks == [
+        (ROOT / "examples" / name).read_text() for name in ("hello.py", "moves.py", "go_back.py", "attention.py")
+    ]
 
 
 @pytest.mark.parametrize("ending", ["&& pykv demo", "&& pytest"])
@@ -60,6 +66,26 @@ def test_moves_leave_the_sequence_that_shares_cells_alone(smollm2_path):
     assert moved in cells
     assert seen == "{'full': array([0, 1, 2, 3], dtype=int32)}"
     assert shape == "(5, 3, 64)"
+
+
+def test_going_back_needs_the_snapshot(write_tiny, tmp_path):
+    model = BY_NAME["gemma3-7l-w32"]
+    shutil.copy(write_tiny(model), tmp_path / ENTRIES["gemma3-270m"].filename)
+    could, back, word = run_example("go_back.py", PYKV_CACHE=str(tmp_path)).splitlines()
+    assert could.startswith("False 0 ")
+    # the last 31 tokens, K and V in f16 of 6 layers with a window
+    kib = 31 * 6 * 2 * 2 * model.n_head_kv * model.head_dim / 1024
+    assert back == f"back from 1056 tokens to 256: {kib:.0f} KiB kept"
+    assert word
+
+
+@pytest.mark.model
+def test_going_back_on_a_real_model_takes_the_window_along(gemma3_path, tmp_path):
+    (tmp_path / ENTRIES["gemma3-270m"].filename).symlink_to(gemma3_path)
+    could, back, _ = run_example("go_back.py", PYKV_CACHE=str(tmp_path)).splitlines()
+    assert could.startswith("False 0 ")
+    kib = 256 * 15 * 2 * 2 * 256 / 1024  # all 256 tokens are within a window of 512
+    assert back == f"back from 1056 tokens to 256: {kib:.0f} KiB kept"
 
 
 @pytest.mark.model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pykv.errors import TensorError, UseAfterCloseError
-from pykv.ggml import Arena, Backend, Buffer, DType, Graph, GraphInput, Sched, Tensor, cpu_device, ops
+from pykv.ggml import Arena, Backend, Buffer, DType, Graph, GraphInput, GraphOutput, Sched, Tensor, cpu_device, ops
 
 CPU = cpu_device()
 
@@ -110,3 +110,48 @@ def test_an_input_in_a_buffer():
     one.array[...] = 5
     one.commit()
     assert x.numpy().sum() == 20
+
+
+def test_an_output_is_read_anew_after_each_compute(sched):
+    graph, one, out = summing()
+    output = GraphOutput(out)
+    with pytest.raises(TensorError, match="no data yet"):
+        output.bind()
+    sched.allocate(graph)
+    one.bind()
+    output.bind()
+    found = np.empty((2, 3, 4), np.float32)
+    for value, rows in enumerate(found, 1):
+        one.write(value * np.arange(12).reshape(3, 4))
+        sched.compute(graph)
+        output.read_into(rows)
+    assert np.array_equal(found, np.arange(12).reshape(3, 4) * np.array([[[1]], [[2]]]))
+
+
+def test_an_output_is_refused_once_the_memory_is_taken_back_or_closed(sched):
+    graph, _, out = summing()
+    output, rows = GraphOutput(out), np.empty((3, 4), np.float32)
+    with pytest.raises(TensorError, match="no data yet"):
+        output.read_into(rows)
+    sched.allocate(graph)
+    output.bind()
+    sched.allocate(summing()[0])
+    with pytest.raises(TensorError, match="taken"):
+        output.read_into(rows)
+    sched.close()
+    with pytest.raises(UseAfterCloseError):
+        output.read_into(rows)
+
+
+def test_an_output_that_numpy_lacks_is_read_as_bytes(sched):
+    arena = Arena(8, 8)
+    x = arena.tensor(DType.BF16, (4,), "x").as_input()
+    output, graph = GraphOutput(ops.cont(arena, x)), Graph(arena)
+    graph.expand(output.tensor)
+    sched.allocate(graph)
+    output.bind()
+    x.set(np.arange(8, dtype=np.uint8))
+    sched.compute(graph)
+    rows = np.empty(8, np.uint8)
+    output.read_into(rows)
+    assert rows.tolist() == list(range(8))

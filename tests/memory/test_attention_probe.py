@@ -11,7 +11,7 @@ from pykv.errors import AllocError, ParamError
 from pykv.ggml import DType, cpu_device
 from pykv.memory import AttentionPath, AttentionPlan, attention_probe
 from pykv.memory.attention import MANY_TOKENS
-from pykv.memory.attention_choice import AttentionChoice, AttentionInUse
+from pykv.memory.attention_choice import AttentionChoice, AttentionInUse, PathsInUse
 from pykv.memory.attention_probe import NEVER, ProbeShape, measured_choice
 
 FUSED, FLASH, GROUPED = AttentionPath.FUSED, AttentionPath.FLASH, AttentionPath.GROUPED
@@ -165,7 +165,7 @@ def test_prompts_are_fused_where_that_is_clearly_faster(
     assert choice.plan.fuse_from == fuse_from
     assert choice.plan.many is (GROUPED if times[2] < times[1] else FLASH)
     assert {n_kv for path, _, n, n_kv in asked if n > 1 and path is FUSED} == depths
-    assert choice.in_use(False, 0).prompts == ("flash" if fuse_from is None else "fused")
+    assert choice.plan.path(MANY_TOKENS, False, 256).value == ("fused" if fuse_from == 0 else choice.plan.many.value)
 
 
 @pytest.mark.parametrize(("n_cells", "fuse_from"), [(8192, 2048), (2048, 2048), (2047, None)])
@@ -204,8 +204,11 @@ def test_a_plan_takes_no_path_where_that_does_not_serve() -> None:
 
 def test_a_choice_tells_the_paths_in_use() -> None:
     choice = AttentionChoice(AttentionPlan(FLASH, 1000, FUSED), "why")
-    assert choice.in_use(False, 64) == AttentionInUse("fused", "flash", "why")
-    assert choice.in_use(True, 64) == AttentionInUse("matmul", "flash", "why")
+    full, window = PathsInUse("matmul", "fused"), PathsInUse("fused", "flash")
+    kinds = {"full": full, "standard": window}
+    assert choice.in_use(kinds) == AttentionInUse("matmul", "fused", "why", kinds)
+    assert choice.in_use({"standard": window}) == AttentionInUse("fused", "flash", "why", {"standard": window})
+    assert choice.in_use({}) == AttentionInUse("none", "none", "why", {})
 
 
 @pytest.mark.parametrize(

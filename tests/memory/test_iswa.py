@@ -457,4 +457,4 @@ def test_layouts_of_v_turn_in_both_halves() -> None:
             for half in (memory.base, memory.swa):
                 half.store_v(not v_trans)
             assert scene.step([(0, 14), (1, 5)]) < ROUNDED
-            assert memory.v_trans is not v_trans
+            assert all(half.store.v_trans is not v_trans for half in (memory.base, memory.swa))

@@ -228,13 +228,6 @@ def test_what_is_planned_is_what_is_allocated(n_seq_max: int, n_rs_seq: int, wid
             memory.tensors(0)
 
 
-def test_states_that_come_without_earlier_ones_cannot_be_kept_earlier() -> None:
-    spec = MemorySpec.uniform(2, LayerSpec.recurrent(StateSpec(4, 8, latest_only="this scan returns the last alone")))
-    RecurrentMemory(spec, 2).close()
-    with pytest.raises(ParamError, match="n_rs_seq=2 must be 0: this scan returns the last alone"):
-        RecurrentMemory(spec, 2, 2)
-
-
 def test_tensors_of_a_layer_that_is_none() -> None:
     with RecurrentMemory(MemorySpec((LayerSpec.recurrent(StateSpec(4, 6)),) * 2), 2) as memory:
         for il in ([], True, "0", 1.0, None):

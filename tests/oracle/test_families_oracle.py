@@ -13,6 +13,7 @@ import pytest
 from support.nmse import nmse
 from support.oracle import Oracle, OracleBatch
 from support.paired import Pair
+from support.recorded_logits import N_RS_SEQ
 from support.tiny.model import TinyFile
 from support.tiny.registry import BY_ARCH
 
@@ -27,9 +28,6 @@ TOLERANCE = 1e-5
 MODELS: dict[str, TinyFile] = {
     name: model for arch, models in BY_ARCH.items() if arch in ARCHITECTURES for name, model in models.items()
 }
-
-N_RS_SEQ = {"lfm2": 4}
-"""Families whose states llama.cpp can take back, and how many tokens are asked for here."""
 
 SETTINGS = [(flash, unified) for flash in (True, False) for unified in (True, False)]
 

@@ -33,6 +33,15 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
             Setting("gemma3-3l-w16-linear", 2, True, "f32", "f32", False, n_cells=512),
         ],
     ),
+    "windows in chunks": (
+        0.01,
+        [
+            Setting("llama4-4l", 1, True, "f32", "f32", False, n_cells=512),
+            Setting("llama4-4l", 3, True, "f32", "f32", False, n_cells=768),
+            Setting("llama4-4l", 2, False, "f16", "f16", True, n_cells=512, n_ubatch=16),
+            Setting("llama4-4l", 2, True, "f32", "f32", False, n_cells=512, swa_full=True),
+        ],
+    ),
     "windows that keep all": (
         0.015,
         [
@@ -70,9 +79,13 @@ KINDS: dict[str, tuple[float, list[Setting]]] = {
             Setting("falcon-h1-3l", 3, False, "f16", "f16", True),
             Setting("lfm2-4l", 3, True, "f16", "f16", True),
             Setting("lfm2-4l", 4, False, "f32", "f32", False, n_ubatch=8),
+            Setting("jamba-4l", 3, True, "f32", "f32", False),
+            Setting("jamba-4l", 2, False, "f16", "f16", True),
+            Setting("qwen3next-4l", 3, True, "f32", "f32", False),
+            Setting("qwen3next-4l", 2, False, "f16", "f16", True, n_ubatch=16),
         ],
     ),
-    "states that go back": (
+    "states that go back": (  # of the families here llama.cpp takes back the states of this one alone
         0.02,
         [
             Setting("lfm2-4l", 1, True, "f32", "f32", False, n_rs_seq=4),

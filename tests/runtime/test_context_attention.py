@@ -5,17 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.nmse import nmse
+from support.stand_in import open_stand_in
+from support.tiny.registry import BY_NAME
 from support.tiny_gguf import TinyModel
 from support.twin import ROUNDED, TOKENS, Twin
 
 import pykv
+from pykv.cells import NO_WINDOW, SwaType, Window
 from pykv.errors import ParamError
-from pykv.memory import AttentionPath, AttentionPlan
+from pykv.ggml import RopeParams
+from pykv.memory import AttentionPath, AttentionPlan, LayerSpec, MemorySpec
 from pykv.memory.attention_choice import AttentionChoice
+from pykv.memory.attention_probe import ProbeShape
+from pykv.memory.kv_graph import KVGraph
+from pykv.models.spec_record import spec_record
+from pykv.models.stand_in import StandInShape
 from pykv.runtime import context as context_module
 from pykv.runtime import memory_layout
 
@@ -67,6 +76,110 @@ def test_the_path_of_the_present_depth_is_told(write_tiny: Write, monkeypatch: p
         assert context.attention_path.generation == "fused"
         context.decode(pykv.Batch(TOKENS[10:30]))
         assert context.attention_path.generation == "matmul"
+
+
+def paths_taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Return a list that grows by each part of a graph that is built: its kind of layer, and the path it takes."""
+    taken: list[tuple[str, str]] = []
+    made = KVGraph.__init__
+
+    def heard(self: KVGraph, graph: Any, cache: Any, shape: Any, path: AttentionPath, **rest: Any) -> None:
+        taken.append((cache.spec.window.kind, path.value))
+        made(self, graph, cache, shape, path, **rest)
+
+    monkeypatch.setattr(KVGraph, "__init__", heard)
+    return taken
+
+
+def test_layers_with_a_window_take_another_path_than_was_told(
+    write_tiny: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They never look at so many cells that V is turned, or a prompt fused: told was what the other layers do."""
+    plan = AttentionPlan(AttentionPath.GROUPED, 400, AttentionPath.FUSED, 512)
+    monkeypatch.setattr(context_module, "attention_choice", lambda *_: AttentionChoice(plan, "told"))
+    params = {"n_ctx": 1024, "n_ubatch": 64, "n_batch": 64, "n_threads": 1}
+    with (
+        pykv.Model.load(write_tiny(BY_NAME["gemma3-4l-w16-every2"])) as model,
+        model.context(**params) as context,
+    ):
+        taken = paths_taken(monkeypatch)
+        seen = set()
+        for _ in range(8):
+            for n in (64, 1):
+                told = context.attention_path
+                taken.clear()
+                context.decode(pykv.Batch(TOKENS[:n]))
+                does = {kind: paths[n == 64] for kind, paths in told.kinds.items()}
+                assert not taken or dict(taken) == does
+                assert (told.generation, told.prompts) == told.kinds["full"]
+                seen.add((n, does["full"], does["standard"]))
+    assert {(1, "matmul", "fused"), (64, "fused", "matmul")} < seen
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("gemma3-7l-w32", ["full", "standard"]),
+        ("gemma3-2l-no-window", ["full"]),
+        ("llama4-4l", ["full", "chunked"]),
+        ("lfm2-4l-w16", ["standard"]),
+        ("falcon-h1-3l", ["full"]),
+        ("deepseek2-3l", ["full"]),
+    ],
+)
+def test_every_kind_of_layer_has_its_paths(write_tiny: Write, name: str, kinds: list[str]) -> None:
+    with pykv.Model.load(write_tiny(BY_NAME[name])) as model, model.context(**SMALL, attention="fused") as context:
+        told = context.attention_path
+        assert {kind: tuple(paths) for kind, paths in told.kinds.items()} == dict.fromkeys(kinds, ("fused", "fused"))
+        assert told.kinds.keys() <= context.memory.visible(0, 0).keys()
+
+
+def test_a_model_without_attention_said_flash(write_tiny: Write) -> None:
+    with pykv.Model.load(write_tiny(BY_NAME["mamba2-4l"])) as model, model.context(**SMALL) as context:
+        told = context.attention_path
+        assert (told.generation, told.prompts, told.kinds) == ("none", "none", {})
+        assert told.reason == "the model has no attention"
+
+
+def mixed(*heads: int, windowed: tuple[int, ...] = ()) -> StandInShape:
+    """Return a stand-in with heads of these widths, of which some layers have a window."""
+    layers = tuple(
+        LayerSpec(1, width, width, rope=RopeParams(width), is_swa=il in windowed) for il, width in enumerate(heads)
+    )
+    spec = MemorySpec(layers, Window(64, SwaType.STANDARD) if windowed else NO_WINDOW)
+    return StandInShape((2,) * len(heads), 4096, spec_record(spec))
+
+
+@pytest.mark.parametrize(
+    ("shape", "measured", "remark"),
+    [
+        (mixed(64, 32, 32), 32, "; layer 1 was measured, other heads have layer 0"),
+        (mixed(64, 32, 64, windowed=(0, 2)), 32, "; layer 1 was measured, other heads have layers 0, 2"),
+        (mixed(64, 64), 64, ""),
+    ],
+    ids=["most common", "without a window", "all alike"],
+)
+def test_what_was_measured_stands_for_most_layers(
+    shape: StandInShape, measured: int, remark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was the first layer, though the others have other heads, and nothing said so."""
+    probed: list[ProbeShape] = []
+
+    def choose(device: object, n_threads: int, shape: ProbeShape, may_fuse: bool) -> AttentionChoice:
+        probed.append(shape)
+        return AttentionChoice(AttentionPlan.of(AttentionPath.FLASH), "measured")
+
+    monkeypatch.setattr(memory_layout, "measured_choice", choose)
+    with open_stand_in(shape, flash_attn="auto") as context:
+        assert [one.n_embd_head_k for one in probed] == [measured]
+        assert context.attention_path.reason == f"measured{remark}"
+
+
+def test_layers_that_are_not_covered_are_named() -> None:
+    with open_stand_in(mixed(64, 24, 64, 24), flash_attn="auto") as context:
+        told = context.attention_path
+        assert told.generation in ("flash", "matmul")
+        assert told.reason.endswith("multiple of 16, or of 32 when quantised in layers 1, 3")
 
 
 def test_heads_that_are_not_covered_take_ggmls_path(write_tiny: Write) -> None:
@@ -179,8 +292,8 @@ def test_compute_memory_serves_prompts_on_both_sides_of_a_depth(
     ):
         before, told = context.compute_nbytes, []
         for _ in range(6):
-            context.decode(pykv.Batch(TOKENS[:256]))
             told.append(context.attention_path.prompts)
+            context.decode(pykv.Batch(TOKENS[:256]))
             assert context.compute_nbytes == before
         assert told == ["matmul"] * 3 + ["fused"] * 3
 

@@ -487,7 +487,7 @@ def test_a_trace_without_steps_differed_nowhere(tmp_path):
 def test_quantised_v_of_a_trace_without_flash_attention_did_not_say_what_to_do(tmp_path):
     with open_stand_in(flash_attn=False) as context, context.trace(tmp_path / "t"):
         context.decode(pykv.Batch([1]))
-    with pytest.raises(ParamError, match=r"type_v='q8_0' needs flash attention.*give --flash too"):
+    with pytest.raises(ParamError, match=r"type_v='q8_0' needs flash attention.*give flash_attn=True"):
         run(tmp_path / "t", Changes(type_v="q8_0"))
     assert run(tmp_path / "t", Changes(type_v="q8_0", flash_attn=True)).difference is None
 
@@ -499,7 +499,7 @@ def test_quantised_v_of_a_trace_without_flash_attention_did_not_say_what_to_do(t
         (Changes(type_k="q7"), {}, "type_k='q7'"),
         (Changes(type_v="q8_0", flash_attn=False), {}, "type_v='q8_0' needs flash attention"),
         (Changes(n_ctx=-1), {}, "n_ctx=-1"),
-        (Changes(model="x.gguf"), {}, "give --model too"),
+        (Changes(model="x.gguf"), {}, "model=None leaves nothing that 'x.gguf' could be compared with"),
         (None, {"tolerance": -1.0}, "tolerance=-1.0"),
         (None, {"tolerance": "much"}, "tolerance='much'"),
     ],

@@ -51,7 +51,7 @@ class Worker:
 
     # models and text
 
-    def load(self, path: str, extra_buffers: bool = False) -> None:
+    def load(self, path: str, extra_buffers: bool = True) -> None:
         self._model(path, extra_buffers)
 
     def unload(self, path: str) -> None:
@@ -98,7 +98,7 @@ class Worker:
 
     # contexts
 
-    def context(self, path: str, extra_buffers: bool = False, **wanted: Any) -> dict[str, int]:
+    def context(self, path: str, extra_buffers: bool = True, **wanted: Any) -> dict[str, int]:
         params = lc.llama_context_default_params()
         params.offload_kqv = params.op_offload = False
         params.no_perf = True
@@ -216,7 +216,7 @@ class Worker:
 
     # pieces
 
-    def _model(self, path: str, extra_buffers: bool = False) -> Any:
+    def _model(self, path: str, extra_buffers: bool = True) -> Any:
         key = (path, extra_buffers)
         if key not in self._models:
             params = lc.llama_model_default_params()

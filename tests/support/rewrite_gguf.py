@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -28,7 +29,7 @@ def rewrite(
         writer.add_custom_alignment(alignment)
     for field in gguf.GGUFReader(str(original)).fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            _copy(writer, field, keys or {})
+            copy_key(writer, field, keys or {})
     for name, values in (tiny.weights() | tensors).items():
         if values is not None:
             writer.add_tensor(name, values)
@@ -39,7 +40,8 @@ def rewrite(
     return path
 
 
-def _copy(writer: gguf.GGUFWriter, field: Any, changed: Mapping[str, list[int]]) -> None:
+def copy_key(writer: gguf.GGUFWriter, field: Any, changed: Mapping[str, list[int]] = MappingProxyType({})) -> None:
+    """Write a key of another file, or the list that stands for it in `changed`."""
     if field.name in changed:
         writer.add_array(field.name, changed[field.name])
         return

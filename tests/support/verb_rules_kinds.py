@@ -23,6 +23,12 @@ def moves_without_layers(at: Situation) -> bool:
     return at.is_move and len(at.caches) > 1 and all(la.is_swa for la in at.memory.spec.layers if la.n_head_kv)
 
 
+def moves_of_unturned_keys(at: Situation) -> bool:
+    """llama.cpp turns the keys of layers without RoPE too, as if they had it, where other layers do."""
+    ropes = [layer.rope for layer in at.memory.spec.layers if layer.n_head_kv]
+    return at.is_move and None in ropes and any(ropes)
+
+
 def coupled_behind_windows(at: Situation) -> bool:
     """llama.cpp compares what is left in the windows, pykv where the sequences begin."""
     if not at.is_coupled or len(at.caches) < 2:
@@ -113,6 +119,7 @@ def keeps_of_one_state(at: Situation) -> bool:
 OF_KINDS: tuple[Callable[[Situation], bool], ...] = (
     fixed_positions,
     moves_without_layers,
+    moves_of_unturned_keys,
     gap_behind_a_lost_window,
     coupled_behind_windows,
     coupled_states,

@@ -18,7 +18,7 @@ from pykv.ggml.ops.reduction import column_max, mean, sum_rows
 from pykv.ggml.ops.rope import RopeParams, rope
 from pykv.ggml.ops.rows import get_rows, set_rows
 from pykv.ggml.ops.scan import gated_delta_net, rwkv_wkv7, ssm_conv, ssm_scan
-from pykv.ggml.ops.shape import cast, concat, cont, cpy, pad, permute, repeat, reshape, transpose, view
+from pykv.ggml.ops.shape import cast, concat, cont, cpy, join, pad, permute, repeat, reshape, transpose, view
 from pykv.ggml.ops.unary import exp, gelu, neg, relu, sigmoid, silu, softplus, sqr, sqrt, tanh
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "geglu",
     "gelu",
     "get_rows",
+    "join",
     "l2_norm",
     "mean",
     "mul",

@@ -44,6 +44,14 @@ def require_writable(op: str, a: Tensor) -> None:
     require(not a.is_read_only, op, "the memory is read-only", a)
 
 
+def require_matrix(op: str, a: Tensor, b: Tensor) -> None:
+    """Raise `TensorError` if `a` is repacked and ggml cannot multiply `b` with it."""
+    # note: ggml reads four rows at a time as if nothing lay between them, and does not look
+    rows_follow = b.ne[1] == 1 or b.nb[1] == b.dtype.row_size(b.ne[0])
+    ok = not a.arena.is_repacked or (b.dtype == DType.F32 and rows_follow and a.ne[3] == b.ne[3] == 1)
+    require(ok, op, "a repacked matrix takes f32 columns that lie one after the other, up to three dims", a, b)
+
+
 def require_index(op: str, index: Tensor, n_rows: int) -> None:
     """Raise `TensorError` if an index is computed by what does not vouch for values below `n_rows`.
 

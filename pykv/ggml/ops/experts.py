@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pykv._native import lib
 from pykv.ggml.arena import Arena
-from pykv.ggml.ops.check import READABLE, is_evenly_spaced, require, require_dtype, require_index
+from pykv.ggml.ops.check import READABLE, is_evenly_spaced, require, require_dtype, require_index, require_matrix
 from pykv.ggml.ops.shape import view
 from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType
@@ -44,9 +44,10 @@ def mul_mat_id(arena: Arena, a: Tensor, b: Tensor, index: Tensor) -> Tensor:
         and b.has_dense_rows
     )
     require(ok, "mul_mat_id", "shapes or layouts do not fit", a, b, index)
+    require_matrix("mul_mat_id", a, b)
     require_index("mul_mat_id", index, a.ne[2])
     DType.F32.check_size((a.ne[1], index.ne[0], b.ne[2]))
-    out = arena.node(lib.ggml_mul_mat_id, (a, b, index))
+    out = arena.node(lib.ggml_mul_mat_id, (a, b, index), matrix=a)
     arena.note_index(index, a.ne[2])
     return out
 

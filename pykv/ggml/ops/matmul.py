@@ -6,7 +6,7 @@ from math import prod
 
 from pykv._native import lib
 from pykv.ggml.arena import Arena
-from pykv.ggml.ops.check import FLOATS, READABLE, require, require_dtype
+from pykv.ggml.ops.check import FLOATS, READABLE, require, require_dtype, require_matrix
 from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType
 
@@ -28,12 +28,13 @@ def mul_mat(arena: Arena, a: Tensor, b: Tensor, *, f32_accumulate: bool = False,
         and b.has_dense_rows
     )
     require(ok, "mul_mat", "shapes or layouts do not fit", a, b)
+    require_matrix("mul_mat", a, b)
     if is_hadamard:
         square = a.ne[0] == a.ne[1] and a.ne[0].bit_count() == 1 and a.ne[2:] == (1, 1)
         ok = square and a.dtype == b.dtype == DType.F32 and b.is_contiguous
         require(ok, "mul_mat", "no Hadamard matrix, or f32 to transform", a, b)
     DType.F32.check_size((a.ne[1], *b.ne[1:]))
-    out = arena.node(lib.ggml_mul_mat, (a, b))
+    out = arena.node(lib.ggml_mul_mat, (a, b), matrix=a)
     if f32_accumulate:
         lib.ggml_mul_mat_set_prec(out.raw, lib.GGML_PREC_F32)
     if is_hadamard:

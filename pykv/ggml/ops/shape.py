@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from pykv._native import lib
@@ -102,6 +103,17 @@ def concat(arena: Arena, a: Tensor, b: Tensor, dim: int) -> Tensor:
     require(ok, "concat", f"types differ, or dims other than dim={dim}", a, b)
     a.dtype.check_size([n + b.ne[i] * (i == dim) for i, n in enumerate(a.ne)])
     return arena.node(lib.ggml_concat, (a, b), dim)
+
+
+def join(arena: Arena, parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Return one tensor or more, one behind the other along a dim, as `concat` takes them.
+
+    By halves, so that none is copied once for every other.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    half = len(parts) // 2
+    return concat(arena, join(arena, parts[:half], dim), join(arena, parts[half:], dim), dim)
 
 
 def repeat(arena: Arena, a: Tensor, *ne: int) -> Tensor:

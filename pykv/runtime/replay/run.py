@@ -5,6 +5,7 @@ The second side is the same with what the caller changed; where nothing was chan
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -126,7 +127,7 @@ def _check(trace: TraceFile, changes: Changes, model: ModelPath | None) -> None:
         why = "" if trace.ended is None else f"; it ended early: {trace.ended}"
         raise TraceError(f"{trace.path}: the trace holds no step{why}")
     if changes.model is not None and model is None:
-        raise ParamError(f"other model {changes.model}: it is compared with another one; give --model too")
+        raise ParamError(f"model=None leaves nothing that {os.fspath(changes.model)!r} could be compared with")
 
 
 def _limit(tolerance: float | None) -> Tolerance | None:

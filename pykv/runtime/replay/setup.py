@@ -82,7 +82,7 @@ def _check_flash(header: TraceHeader, changes: Changes) -> None:
     is_plain = header.params.flash_attn is False or header.params.attention == "matmul"
     if is_quantized and is_plain and "attention" not in changes.params:
         raise ParamError(
-            f"type_v={changes.type_v!r} needs flash attention, and the trace was recorded without: give --flash too"
+            f"type_v={changes.type_v!r} needs flash attention, and the trace was recorded without: give flash_attn=True"
         )
 
 
