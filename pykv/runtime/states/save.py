@@ -107,7 +107,7 @@ def state_bytes(context: Context, seq_id: int | None, partial: bool, dialect: Di
 
     def write(piece: Buffer) -> None:
         nonlocal at
-        view = np.frombuffer(piece, np.uint8)
+        view = np.frombuffer(memoryview(piece), np.uint8)
         out[at : at + view.size] = view
         at += view.size
 
