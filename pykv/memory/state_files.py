@@ -32,13 +32,16 @@ class StateImage:
 
     Attributes
     ----------
+    section_nbytes : bytes of what each part of the memory wrote, in order.
     nbytes : bytes of it all.
     """
 
-    def __init__(self, memory: StateFiles, parts: Sequence[StatePart], pieces: Sequence[Piece]) -> None:
-        self._memory, self._parts, self._pieces = memory, parts, pieces
+    def __init__(self, memory: StateFiles, parts: Sequence[StatePart], sections: Sequence[Sequence[Piece]]) -> None:
+        self._memory, self._parts = memory, parts
+        self._pieces = [piece for section in sections for piece in section]
         self._versions = [part.version for part in parts]
-        self.nbytes = sum(len(one) if isinstance(one, bytes) else one.nbytes for one in pieces)
+        self.section_nbytes = tuple(sum(map(_nbytes, section)) for section in sections)
+        self.nbytes = sum(self.section_nbytes)
 
     def write_to(self, sink: Sink) -> None:
         """Give all bytes to a sink, in order. What it gets may be the memory's own: it must not keep it.
@@ -97,7 +100,7 @@ class StateFiles(ABC):
             # differs from llama.cpp: keys follow their positions first (there: old keys are saved at new positions)
             self.follow()
             parts = self.state_parts(partial)
-            return StateImage(self, parts, [piece for part in parts for piece in part.pieces(seq_id, dialect)])
+            return StateImage(self, parts, [part.pieces(seq_id, dialect) for part in parts])
 
     @verb
     def load_state(
@@ -196,6 +199,10 @@ class StateFiles(ABC):
     @abstractmethod
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
         """Remove a sequence, or all with -1."""
+
+
+def _nbytes(piece: Piece) -> int:
+    return len(piece) if isinstance(piece, bytes) else piece.nbytes
 
 
 def _bytes_of(source: Buffer) -> AnyArray:

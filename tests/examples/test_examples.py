@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def run_example(name: str, **environ: str) -> str:
+def run_example(name: str, cwd: Path | str = "/", **environ: str) -> str:
     """Run an example away from the source folder and return what it prints."""
     command = [sys.executable, str(ROOT / "examples" / name)]
     result = subprocess.run(
-        command, env=os.environ | environ, cwd="/", capture_output=True, text=True, check=False, timeout=250
+        command, env=os.environ | environ, cwd=cwd, capture_output=True, text=True, check=False, timeout=250
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -30,9 +30,8 @@ def run_example(name: str, **environ: str) -> str:
 
 def test_readme_shows_examples_that_are_run():
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert blocks == [
-        (ROOT / "examples" / name).read_text() for name in ("hello.py", "moves.py", "go_back.py", "attention.py")
-    ]
+    names = ("hello.py", "moves.py", "go_back.py", "attention.py", "save.py")
+    assert blocks == [(ROOT / "examples" / name).read_text() for name in names]
 
 
 @pytest.mark.parametrize("ending", ["&& pykv demo", "&& pytest"])
@@ -98,6 +97,15 @@ def test_attention_shows_six_cells_of_falling_share(smollm2_path):
     assert len(rows) == 6
     assert sum(shares) <= 103  # rounded
     assert "'Alice'" in words or "' Alice'" in words or "' hat'" in words or "' is'" in words
+
+
+def test_a_saved_sequence_is_back_in_another_context(write_tiny, tmp_path):
+    shutil.copy(write_tiny(BY_NAME["gemma3-7l-w32"]), tmp_path / ENTRIES["smollm2-135m"].filename)
+    (line,) = run_example("save.py", tmp_path, PYKV_CACHE=str(tmp_path)).splitlines()
+    n_tokens = int(line.split()[0])
+    assert n_tokens > 3
+    assert line == f"{n_tokens} tokens back, the next one is at {n_tokens}"
+    assert (tmp_path / "fox.ggsq").exists()
 
 
 def test_agents_md_maps_every_module_that_tests_share():

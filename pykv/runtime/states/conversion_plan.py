@@ -51,19 +51,32 @@ class ConversionPlan:
 
     Attributes
     ----------
+    part_starts : which pieces begin a part of the result: the head, and each section.
     moved : the tensors that are converted, by what is done to them.
     """
 
     kind: Kind
     dialect: Dialect
     pieces: list[bytes | MovedRows] = field(default_factory=list)
+    part_starts: list[int] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     moved: dict[str, list[MovedRows]] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all."""
-        return sum(len(one) if isinstance(one, bytes) else one.nbytes for one in self.pieces)
+        return sum(self.part_nbytes)
+
+    @property
+    def part_nbytes(self) -> list[int]:
+        """Bytes of the head, and of each section."""
+        ends = [*self.part_starts[1:], len(self.pieces)]
+        parts = [self.pieces[start:end] for start, end in zip(self.part_starts, ends, strict=True)]
+        return [sum(len(one) if isinstance(one, bytes) else one.nbytes for one in part) for part in parts]
+
+    def begin_part(self) -> None:
+        """Let what is appended from now on be another part of the result."""
+        self.part_starts.append(len(self.pieces))
 
     def note(self, what: str, *, is_lossless: bool = True) -> None:
         """Say what is not as it was, once."""

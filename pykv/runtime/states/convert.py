@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from pykv.errors import ParamError, StateError
+from pykv.errors import ParamError
 from pykv.ggml import DType
 from pykv.runtime.states.conversion_plan import Change, ConversionPlan, Wanted
 from pykv.runtime.states.converted_state import plan_conversion
 from pykv.runtime.states.read_state import ReadState, Rotation, read_state
-from pykv.runtime.states.saved_file import PREVIOUS
+from pykv.runtime.states.saved_file import PREVIOUS, notes_before
+from pykv.runtime.states.section_sums import SectionSums
 from pykv.state_format import (
     ELEMENTS,
-    Checksum,
     Dialect,
     Kind,
     Notes,
     SectionSum,
-    mapped,
-    read_side_car,
     side_car,
     trailer_pieces,
     write_durably,
@@ -150,7 +147,7 @@ def _write(
     kept = {name: data for name, data in attachments.items() if name != PREVIOUS}
     if plan.kind is not Kind.SESSION_FILE:
         return write_durably(target, _Stream(plan, on_progress).pieces(notes, kept))
-    beside, before = side_car(target), _notes_of_old(target)
+    beside, before = side_car(target), notes_before(target)
     if notes is None:
         nbytes = write_durably(target, _Stream(plan, on_progress).pieces())
         if before is not None:  # they are about a session that is gone
@@ -162,7 +159,7 @@ def _write(
         pass
     if before is not None:
         kept[PREVIOUS] = before
-    write_durably(beside, trailer_pieces(replace(notes, sections=(stream.section(),)), kept))
+    write_durably(beside, trailer_pieces(replace(notes, sections=stream.sections), kept))
     return write_durably(target, stream.pieces())
 
 
@@ -172,33 +169,25 @@ class _Stream:
     def __init__(self, plan: ConversionPlan, on_progress: OnProgress, n_passes: int = 1) -> None:
         self._plan, self._on_progress = plan, on_progress
         self._n_done, self._n_all = 0, plan.nbytes * n_passes
-        self._sum = Checksum()
+        self._sums = SectionSums(plan.part_nbytes)
 
-    def section(self) -> SectionSum:
-        """Return the checksum of what has passed."""
-        return SectionSum(0, self._plan.nbytes, self._sum.hex())
+    @property
+    def sections(self) -> tuple[SectionSum, ...]:
+        """The checksums of what has passed."""
+        return self._sums.sections
 
     def pieces(self, notes: Notes | None = None, attachments: dict[str, bytes] | None = None) -> Iterator[Buffer]:
         """Yield the state, and the notes on it behind it if there are any."""
-        self._sum = Checksum()
+        self._sums = SectionSums(self._plan.part_nbytes)
         for piece in self._plan.pieces:
             for part in (piece,) if isinstance(piece, bytes) else piece.pieces():
                 view = memoryview(part) if isinstance(part, bytes) else _bytes(part)
-                self._sum.add(view)
+                self._sums.add(view)
                 self._n_done += len(view)
                 yield view
                 self._on_progress(self._n_done, self._n_all)
         if notes is not None:
-            yield from trailer_pieces(replace(notes, sections=(self.section(),)), attachments)
-
-
-def _notes_of_old(path: str | os.PathLike[str]) -> bytes | None:
-    """Return the notes on the session that is to be replaced, without those that they hold in turn."""
-    with suppress(OSError, StateError), mapped(side_car(path)) as data:
-        trailer = read_side_car(data)
-        kept = {name: data[at : at + n] for name, (at, n) in trailer.attachments.items() if name != PREVIOUS}
-        return b"".join(bytes(piece) for piece in trailer_pieces(trailer.notes, kept))
-    return None
+            yield from trailer_pieces(replace(notes, sections=self.sections), attachments)
 
 
 def _bytes(array: AnyArray) -> memoryview:

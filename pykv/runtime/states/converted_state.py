@@ -44,8 +44,10 @@ def plan_conversion(state: ReadState, wanted: Wanted) -> ConversionPlan:
     if plan.dialect is not state.dialect:
         plan.note(f"dialect {state.dialect} → {plan.dialect}")
     aim = _aim(state, wanted, plan)
+    plan.begin_part()
     plan.pieces.append(_head(container, wanted, plan, aim))
     for section in state.sections:
+        plan.begin_part()
         if isinstance(section, KVSection):
             ConvertedKV(section, state.data, wanted, plan).add(aim)
         else:

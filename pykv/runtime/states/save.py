@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pykv.errors import ParamError, StateError
+from pykv.errors import ParamError
 from pykv.memory.state_files import StateImage
 from pykv.runtime.states.identity import setup_of
-from pykv.runtime.states.saved_file import PREVIOUS
+from pykv.runtime.states.saved_file import PREVIOUS, notes_before
+from pykv.runtime.states.section_sums import SectionSums
 from pykv.state_format import (
-    Checksum,
     Dialect,
     Notes,
-    SectionSum,
     Sink,
     context_head,
-    mapped,
     new_content,
-    read_side_car,
     sequence_bytes_head,
     sequence_head,
     session_head,
@@ -65,8 +61,10 @@ def save_session(
     """Write all of a context, and notes in a file beside it. Returns the bytes of the session."""
     head = session_head(token_array(tokens), context.model.hparams.architecture, dialect)
     image = context.memory.state_image(ALL, dialect=dialect)
-    notes = replace(setup_of(context), sections=_sums(head, image))
-    beside, before = side_car(path), _notes_of_old(path)
+    sums = SectionSums([len(head), *image.section_nbytes])
+    _all([head, image], sums.add)
+    notes = replace(setup_of(context), sections=sums.sections)
+    beside, before = side_car(path), notes_before(path)
     attachments = dict(remarks.attachments or {}) | ({PREVIOUS: before} if before else {})
     # the notes first, with the old ones in them: at no instant is there a session without notes about it
     write_durably(beside, replace(remarks, attachments=attachments).pieces(notes))
@@ -87,10 +85,15 @@ def save_sequence(
     head = sequence_head(token_array(tokens), dialect)
     image = context.memory.state_image(seq_id, dialect=dialect)
 
+    sums = SectionSums([len(head), *image.section_nbytes])
     with new_content(path) as write:
-        summed = _Summed(write)
-        _all([head, image], summed)
-        notes = remarks.pieces(replace(setup_of(context), sections=(summed.section(),)))
+
+        def write_summed(piece: Buffer) -> None:
+            sums.add(piece)
+            write(piece)
+
+        _all([head, image], write_summed)
+        notes = remarks.pieces(replace(setup_of(context), sections=sums.sections))
         _all(notes, write)
     return len(head) + image.nbytes + sum(memoryview(piece).nbytes for piece in notes)
 
@@ -133,45 +136,9 @@ def parse_dialect(name: str | Dialect) -> Dialect:
     raise ParamError(f"dialect={name!r}: must be one of {', '.join(map(str, Dialect))}")
 
 
-class _Summed:
-    """A sink that adds up what goes through it."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink, self._sum, self._nbytes = sink, Checksum(), 0
-
-    def __call__(self, data: Buffer) -> None:
-        self._sum.add(data)
-        self._nbytes += memoryview(data).nbytes
-        self._sink(data)
-
-    def section(self) -> SectionSum:
-        return SectionSum(0, self._nbytes, self._sum.hex())
-
-
 def _all(pieces: Sequence[Buffer | StateImage], sink: Sink) -> None:
     for piece in pieces:
         if isinstance(piece, StateImage):
             piece.write_to(sink)
         else:
             sink(memoryview(piece))
-
-
-def _sums(head: bytes, image: StateImage) -> tuple[SectionSum, ...]:
-    """Return the checksum of what will be written."""
-    summed = _Summed(lambda _: None)
-    _all([head, image], summed)
-    return (summed.section(),)
-
-
-def _notes_of_old(path: str | os.PathLike[str]) -> bytes | None:
-    """Return the notes on the session that is to be replaced, without those that they hold in turn."""
-    with suppress(OSError, StateError), mapped(side_car(path)) as data:
-        trailer = read_side_car(data)
-        with memoryview(data) as view:
-            kept = {
-                name: bytes(view[span.start : span.start + span.nbytes])
-                for name, span in trailer.attachments.items()
-                if name != PREVIOUS
-            }
-        return b"".join(bytes(piece) for piece in trailer_pieces(trailer.notes, kept))
-    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from pykv.state_format import (
     read_side_car,
     read_trailer,
     side_car,
+    trailer_pieces,
     verify_sections,
 )
 
@@ -82,6 +83,15 @@ def opened(path: str | os.PathLike[str]) -> Iterator[SavedFile]:
             return
         with mapped(beside) as notes:
             yield _beside(container, data, notes, beside)
+
+
+def notes_before(path: str | os.PathLike[str]) -> bytes | None:
+    """Return the notes beside a session that is to be replaced, without those that they hold in turn."""
+    with suppress(OSError, StateError), mapped(side_car(path)) as data:
+        trailer = read_side_car(data)
+        kept = {name: data[at : at + n] for name, (at, n) in trailer.attachments.items() if name != PREVIOUS}
+        return b"".join(bytes(piece) for piece in trailer_pieces(trailer.notes, kept))
+    return None
 
 
 def _beside(container: Container, data: Buffer, notes: Buffer, path: Path) -> SavedFile:
