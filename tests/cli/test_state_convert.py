@@ -263,7 +263,7 @@ def noted(state: StateBytes, attachments: dict[str, bytes] | None = None) -> lis
 def check_notes(notes: Notes, k: str = "f16") -> None:
     assert (notes.model, notes.rope, notes.extra) == ("fingerprint", {"freq_base": 1e4}, {"text": "hello"})
     assert notes.types == {"k": k, "v": "f16"}
-    assert len(notes.sections) == 1
+    assert len(notes.sections) == 2  # the head, and what the cache wrote
 
 
 def test_notes_go_along_and_their_checksums_are_made_anew(tmp_path):
