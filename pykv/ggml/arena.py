@@ -224,6 +224,11 @@ class Arena(Owner):
         TensorError : the scheduler has given the memory away.
         """
         self.open_buffers()
+        grant = self.grant_of(tensor)
+        if grant is not None:
+            grant.check()
+
+    def grant_of(self, tensor: Tensor) -> Grant | None:
+        """Return what a scheduler has promised of the memory of a tensor made here, None if it lies in a buffer."""
         in_buffer = tensor.owner is not None or tensor.index < self._n_allocated
-        if not in_buffer and self.grant is not None:
-            self.grant.check()
+        return None if in_buffer else self.grant
