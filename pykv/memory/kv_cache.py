@@ -12,7 +12,8 @@ import numpy as np
 
 from pykv.batch import UBatch, ValidBatch
 from pykv.cells import SlotInfo, Undo
-from pykv.cells.arguments import boolean
+from pykv.cells.arguments import boolean, integer
+from pykv.cells.ranges import clip_range
 from pykv.errors import BatchError, ContextLengthExceeded, ShiftUnsupported
 from pykv.ggml import BufferType, Graph
 from pykv.memory import kv_snapshot, splits
@@ -28,14 +29,14 @@ from pykv.memory.snapshot import Piece, Snapshots
 from pykv.memory.spec import MemorySpec
 from pykv.memory.stored_kv import StoredKV
 from pykv.memory.verb import verb
-from pykv.typing import as_int
+from pykv.typing import POS_INF, as_int
 
 
 class KVCache(StoredKV, Snapshots):
     """K and V of past tokens: room for batches, and the verbs over sequences.
 
-    A verb changes the bookkeeping at once and notes which stored rows have to follow. Parameters and errors as in
-    `StoredKV`.
+    A verb changes the bookkeeping at once and notes which stored rows have to follow. Where the cells are another
+    cache's, it changes nothing and refuses the same arguments. Parameters and errors as in `StoredKV`.
     """
 
     @staticmethod
@@ -176,6 +177,8 @@ class KVCache(StoredKV, Snapshots):
             self.streams.seq_rm(seq_id, p0, p1)
             if self._moved:  # what is stored from now on was never moved
                 self._moved = {s: at for s, at in self._moved.items() if self.streams.pos_max(s) >= 0}
+        else:
+            clip_range(p0, p1)
         return True
 
     @verb
@@ -192,6 +195,8 @@ class KVCache(StoredKV, Snapshots):
             self.streams.seq_cp(src, dst, p0, p1)
             if self._moved.get(int(src), -1) > self._moved.get(int(dst), -1):
                 self._moved[int(dst)] = self._moved[int(src)]
+        else:
+            clip_range(p0, p1)
 
     @verb
     def seq_keep(self, seq_id: int) -> None:
@@ -213,6 +218,9 @@ class KVCache(StoredKV, Snapshots):
         self._check_shift(seq_id)
         if self.other is None:
             self._moving(seq_id, lambda: self.streams.seq_add(seq_id, p0, p1, delta))
+        else:
+            clip_range(p0, p1)
+            integer("delta", delta, -POS_INF, POS_INF)
 
     @verb
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
@@ -220,6 +228,9 @@ class KVCache(StoredKV, Snapshots):
         self._check_shift(seq_id)
         if self.other is None:
             self._moving(seq_id, lambda: self.streams.seq_div(seq_id, p0, p1, d))
+        else:
+            clip_range(p0, p1)
+            integer("d", d, 1, POS_INF)
 
     def can_shift(self) -> ShiftSupport:
         """Return whether positions can be moved, and if not, why."""
