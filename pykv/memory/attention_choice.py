@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 from pykv.memory.attention import AttentionPlan
@@ -56,4 +55,4 @@ class AttentionChoice:
 
     def in_use(self, kinds: Mapping[str, PathsInUse]) -> AttentionInUse:
         """Return the paths of a memory that follows the plan, see `Memory.paths`."""
-        return AttentionInUse(*next(iter(kinds.values()), NO_PATHS), self.reason, MappingProxyType(dict(kinds)))
+        return AttentionInUse(*next(iter(kinds.values()), NO_PATHS), self.reason, kinds)

@@ -211,15 +211,6 @@ def test_a_choice_tells_the_paths_in_use() -> None:
     assert choice.in_use({}) == AttentionInUse("none", "none", "why", {})
 
 
-def test_what_a_choice_tells_cannot_be_changed() -> None:
-    kinds = {"full": PathsInUse("matmul", "fused")}
-    told = AttentionChoice(AttentionPlan(FLASH, 1000, FUSED), "why").in_use(kinds)
-    with pytest.raises(TypeError):
-        told.kinds["full"] = PathsInUse("flash", "flash")  # type: ignore[index]
-    kinds.clear()
-    assert told.kinds == {"full": PathsInUse("matmul", "fused")}
-
-
 @pytest.mark.parametrize(
     ("transpose_from", "n_used", "v_trans", "wanted"),
     [
