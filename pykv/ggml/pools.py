@@ -44,7 +44,7 @@ def sched_nbytes(n_tensors: int, n_backends: int) -> int:
     Source: ggml-backend.cpp, ggml_backend_sched_new. `n_tensors` are nodes and leaves together.
     """
     n_copies = 2 * _SPLIT_INPUTS * n_tensors
-    headers = n_copies * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead_custom(n_tensors, False)
+    headers = n_copies * ffi.sizeof("struct ggml_tensor") + lib.ggml_graph_overhead_custom(n_tensors, False)
     table = _table(n_tensors, _INT + n_backends * _POINTER)
     backend_ids = 4 * _INT * (n_tensors + n_copies)
     return int(headers) + table + backend_ids + _SMALL

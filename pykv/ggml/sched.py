@@ -16,6 +16,7 @@ from pykv.typing import AnyArray
 
 MAX_BACKENDS = 16  # ggml-backend.cpp: GGML_SCHED_MAX_BACKENDS
 _MAX_NODES = 2**24
+_SHARE_BESIDE = 50  # of a scheduler's bytes: what its graph's arena takes, and what the heap does not give back
 
 
 class Sched(Owner):
@@ -45,6 +46,17 @@ class Sched(Owner):
         if ptr == ffi.NULL:
             raise AllocError(f"no scheduler for graphs of {graph_size} nodes")
         self._own(ptr, lib.ggml_backend_sched_free, *self.backends, *stands_on)
+
+    def check_successor(self, graph_size: int) -> None:
+        """Raise unless a scheduler for graphs of so many nodes could be made once this one is closed.
+
+        Raises
+        ------
+        AllocError : the memory cannot be had.
+        """
+        held, wanted = (sched_nbytes(2 * n, len(self.backends)) for n in (self.graph_size, graph_size))
+        more = wanted + wanted // _SHARE_BESIDE - (0 if self.closed else held)
+        check_room(max(0, more), f"a scheduler for graphs of {graph_size} nodes in place of {self.graph_size}")
 
     def reserve(self, graph: Graph, purpose: str) -> None:
         """Allocate compute memory for the largest graph to come. Drops any allocated graph.

@@ -70,13 +70,14 @@ class Compute:
     def reserve(self, n_tokens: int, n_outputs: int, watches: Sequence[MassWatch] = ()) -> None:
         """Allocate compute memory for the largest ubatch, observed by `watches`. Drops the graph at hand.
 
-        What was held before is given back first; after an error, nothing is held.
+        What was held before is given back first; after an error, nothing is held, unless it was clear before.
 
         Raises
         ------
         AllocError : the memory cannot be had.
         UnsupportedOpError : a node runs on none of the devices.
         """
+        self._sched.check_successor(_n_nodes(self._model, self._n_states, len(watches)))
         self.close()  # a scheduler would keep what it has
         self._arena, self._sched = self._room(len(watches))
         purpose = f"n_ubatch={n_tokens} over {self._memory.n_cells} cells"
@@ -146,7 +147,11 @@ class Compute:
         """Return what holds a graph that is observed by so many watches, and a scheduler without compute memory."""
         budget = _n_nodes(self._model, self._n_states, n_watches)
         arena = Arena(budget, budget)
-        return arena, Sched(self._backends, budget, (*self._stands_on, arena))
+        try:
+            return arena, Sched(self._backends, budget, (*self._stands_on, arena))
+        except BaseException:
+            arena.close()  # the error holds it otherwise, where memory is short already
+            raise
 
     def drop_graph(self) -> None:
         """Forget the graph at hand, so that the next ubatch builds its own."""
