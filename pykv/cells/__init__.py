@@ -12,7 +12,7 @@ from pykv.cells.ranges import clip_range
 from pykv.cells.recurrent_cells import RecurrentCells
 from pykv.cells.recurrent_slot import RecurrentSlot
 from pykv.cells.recurrent_view import RecurrentView
-from pykv.cells.resume import common_runs, last_kept, missing_before, resume_points
+from pykv.cells.resume import common_runs, last_kept, loose_resume_points, missing_before, resume_points
 from pykv.cells.row_copy import RowCopy
 from pykv.cells.slot import SlotInfo, find_slot
 from pykv.cells.stream_table import Undo
@@ -42,6 +42,7 @@ __all__ = [
     "fill_mask",
     "find_slot",
     "last_kept",
+    "loose_resume_points",
     "missing_before",
     "position_buckets",
     "previous_tokens",

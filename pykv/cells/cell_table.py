@@ -144,11 +144,6 @@ class CellTable:
             raise ParamError(f"i = {i}: the cell has {len(ids)} owners, not 1")
         return ids[0]
 
-    def pos_in(self, idxs: Cells, p0: int, p1: int) -> BoolArray:
-        """Return (k,) whether cells hold a position of ``[p0, p1)``."""
-        pos = self._pos[self._picked(idxs).at]
-        return (pos >= p0) & (pos < p1)
-
     def find(self, s: int | None, p0: int, p1: int) -> I64Array:
         """Return the cells with ``p0 <= pos < p1``, ascending; with `s`, only those of that sequence.
 

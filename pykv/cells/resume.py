@@ -25,6 +25,22 @@ def resume_points(whole: KVCells, cells: KVCells, seq_id: int, p: int, window: W
     return runs_of(ends[n_stored == ends - first])
 
 
+def loose_resume_points(whole: KVCells, cells: KVCells, seq_id: int, p: int, window: Window) -> I64Array:
+    """Return the runs as `resume_points` does, where positions may be left out and several tokens share one.
+
+    What stands at none cannot be missed, so only what `whole` holds and `cells` has lost keeps a token from going on.
+    """
+    stored, n_whole = np.unique(_stored(whole, seq_id, 0, p), return_counts=True)
+    kept = np.sort(_stored(cells, seq_id, 0, p))
+    lost = stored[np.searchsorted(kept, stored, "right") - np.searchsorted(kept, stored) < n_whole]
+    unseen_from = np.broadcast_to(np.asarray(window.hides_from(lost)), lost.shape)
+    is_missed = unseen_from > lost + 1
+    end = min(p, whole.pos_max(seq_id) + 1)
+    first = np.concatenate(([0], unseen_from[is_missed]))
+    last = np.concatenate((lost[is_missed], [end]))
+    return np.stack((first, last), axis=1)[first <= last]
+
+
 def missing_before(cells: KVCells, seq_id: int, p: int, window: Window) -> tuple[int, int] | None:
     """Return the first and the last position that a token at `p` would look for in vain; None if there is none."""
     first = int(_first_needed(window, np.array([p]))[0])

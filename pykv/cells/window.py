@@ -86,6 +86,18 @@ class Window:
             case _:
                 return 0, POS_INF
 
+    def hides_from(self, p0: Pos) -> Pos | int:
+        """Return the first position behind `p0` where a query no longer sees it, nor does any after it."""
+        match self.type:
+            case SwaType.STANDARD:
+                return p0 + self.n_swa
+            case SwaType.CHUNKED:
+                return (p0 // self.n_swa + 1) * self.n_swa
+            case SwaType.SYMMETRIC:
+                return p0 + self.n_swa // 2 + 1
+            case _:
+                return POS_INF
+
 
 NO_WINDOW = Window()
 """Hides nothing."""

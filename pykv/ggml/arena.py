@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pykv._native import ffi, lib
-from pykv.errors import AllocError, TensorError, UseAfterCloseError
+from pykv.errors import TensorError, UseAfterCloseError
 from pykv.ggml.grant import Grant
 from pykv.ggml.owner import Owner
+from pykv.ggml.pools import pool
 from pykv.ggml.row_index import RowIndex
 from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 _MAX_COUNT = 2**31 - 1  # ggml counts nodes in an int
 _ALIGNMENT = 64
-_new_pool = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Arena(Owner):
@@ -49,16 +49,12 @@ class Arena(Owner):
         n_bytes = n_tensors * lib.ggml_tensor_overhead()
         if graph_size:
             n_bytes += lib.ggml_graph_overhead_custom(graph_size, False)
-        # note: ggml ends the process when it finds no memory for a pool of its own
-        try:
-            pool = _new_pool("char[]", n_bytes + _ALIGNMENT)
-        except (MemoryError, OverflowError) as error:
-            raise AllocError(f"no memory for an arena of {n_tensors} tensors ({n_bytes} bytes)") from error
-        start = -int(ffi.cast("uintptr_t", pool)) % _ALIGNMENT
-        params = {"mem_size": n_bytes, "mem_buffer": pool + start, "no_alloc": True}
+        memory = pool(n_bytes + _ALIGNMENT, f"an arena of {n_tensors} tensors")
+        start = -int(ffi.cast("uintptr_t", memory)) % _ALIGNMENT
+        params = {"mem_size": n_bytes, "mem_buffer": memory + start, "no_alloc": True}
 
-        def free(context: Any, pool: Any = pool) -> None:
-            # the pool is named here to outlive the context
+        def free(context: Any, memory: Any = memory) -> None:
+            # the memory is named here to outlive the context
             lib.ggml_free(context)
 
         self.n_tensors, self.graph_size, self.epoch = n_tensors, graph_size, 0
@@ -224,6 +220,11 @@ class Arena(Owner):
         TensorError : the scheduler has given the memory away.
         """
         self.open_buffers()
+        grant = self.grant_of(tensor)
+        if grant is not None:
+            grant.check()
+
+    def grant_of(self, tensor: Tensor) -> Grant | None:
+        """Return what a scheduler has promised of the memory of a tensor made here, None if it lies in a buffer."""
         in_buffer = tensor.owner is not None or tensor.index < self._n_allocated
-        if not in_buffer and self.grant is not None:
-            self.grant.check()
+        return None if in_buffer else self.grant

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pykv._native import ffi, lib
-from pykv.errors import AllocError, ComputeCancelled, ComputeError, ParamError, TensorError, UnsupportedOpError
+from pykv.errors import AllocError, ComputeCancelled, ComputeError, ParamError, TensorError
 from pykv.ggml.backend import Backend
 from pykv.ggml.grant import Grant
 from pykv.ggml.graph import Graph
 from pykv.ggml.owner import Owner
+from pykv.ggml.pools import check_room, placing_nbytes, sched_nbytes
 from pykv.ggml.row_index import RowIndex
-from pykv.ggml.tensor import Tensor
 from pykv.typing import AnyArray
 
 MAX_BACKENDS = 16  # ggml-backend.cpp: GGML_SCHED_MAX_BACKENDS
 _MAX_NODES = 2**24
+_SHARE_BESIDE = 50  # of a scheduler's bytes: what its graph's arena takes, and what the heap does not give back
 
 
 class Sched(Owner):
@@ -35,15 +36,27 @@ class Sched(Owner):
             raise ParamError(f"graph_size={graph_size} must lie in 1..{_MAX_NODES}")
         self._graph: Graph | None = None
         self._grant: Grant | None = None
-        self._pins: list[tuple[Tensor, Backend]] = []
         self._reads: tuple[Owner, ...] = ()
         self._indices: dict[RowIndex, AnyArray] = {}
         pointers = ffi.new("ggml_backend_t[]", [backend.ptr for backend in self.backends])
         # note: ggml counts nodes and leaves in one table of this size and ends the process when it is full
-        ptr = lib.ggml_backend_sched_new(pointers, ffi.NULL, len(self.backends), 2 * graph_size, False, True)
+        n_tensors = 2 * graph_size
+        check_room(sched_nbytes(n_tensors, len(self.backends)), f"a scheduler for graphs of {graph_size} nodes")
+        ptr = lib.ggml_backend_sched_new(pointers, ffi.NULL, len(self.backends), n_tensors, False, True)
         if ptr == ffi.NULL:
             raise AllocError(f"no scheduler for graphs of {graph_size} nodes")
         self._own(ptr, lib.ggml_backend_sched_free, *self.backends, *stands_on)
+
+    def check_successor(self, graph_size: int) -> None:
+        """Raise unless a scheduler for graphs of so many nodes could be made once this one is closed.
+
+        Raises
+        ------
+        AllocError : the memory cannot be had.
+        """
+        held, wanted = (sched_nbytes(2 * n, len(self.backends)) for n in (self.graph_size, graph_size))
+        more = wanted + wanted // _SHARE_BESIDE - (0 if self.closed else held)
+        check_room(max(0, more), f"a scheduler for graphs of {graph_size} nodes in place of {self.graph_size}")
 
     def reserve(self, graph: Graph, purpose: str) -> None:
         """Allocate compute memory for the largest graph to come. Drops any allocated graph.
@@ -54,6 +67,7 @@ class Sched(Owner):
         AllocError : the memory cannot be had.
         """
         self._prepare(graph)
+        self._check_room(graph, f"{purpose}: a graph")
         if not lib.ggml_backend_sched_reserve(self.ptr, graph.ptr):
             raise AllocError(f"{purpose}: no memory for the compute buffers")
 
@@ -67,10 +81,14 @@ class Sched(Owner):
         TensorError : the graph has been allocated before, is too large, or reads a tensor without data.
         """
         reads = self._prepare(graph)
+        self._check_room(graph, "a graph")
         grant = Grant(self)
         fresh = [index for index in graph.arena.indices if not index.has_data]
         graph.arena.grant = grant  # also when it fails: some tensors may have been given memory
-        if not lib.ggml_backend_sched_alloc_graph(self.ptr, graph.ptr):
+        # note: ggml ends the process in the call that allocates where it lacks memory that it has not reserved.
+        # With several backends it cannot be asked before: reserving replaces operands by copies that are gone then
+        is_reserved = len(self.backends) > 1 or lib.ggml_backend_sched_reserve(self.ptr, graph.ptr)
+        if not is_reserved or not lib.ggml_backend_sched_alloc_graph(self.ptr, graph.ptr):
             raise AllocError(f"no memory for a graph of {graph.n_nodes} nodes")
         self._graph, self._grant, self._reads = graph, grant, reads
         for index in fresh:
@@ -89,12 +107,14 @@ class Sched(Owner):
         reads = arena.check_borrowed()
         graph.check_supported(self.devices)
         self.reset()
-        pins, self._pins = self._pins, []
-        for tensor, backend in pins:
-            lib.ggml_backend_sched_set_tensor_backend(self.ptr, tensor.ptr, backend.ptr)
         if len(self.backends) > 1:
             lib.pykv_sched_pin_custom(self.ptr, graph.ptr, self.backends[-1].ptr)
         return (arena, *reads)
+
+    def _check_room(self, graph: Graph, what: str) -> None:
+        n_nodes, arena = graph.n_nodes, graph.arena
+        n_bytes = placing_nbytes(n_nodes, arena.n_leaves + arena.n_borrowed, len(self.backends))
+        check_room(n_bytes, f"{what} of {n_nodes} nodes")
 
     def reset(self) -> None:
         """Forget the allocated graph; its tensors refuse further use."""
@@ -133,21 +153,6 @@ class Sched(Owner):
             raise ComputeCancelled("the computation was cancelled")
         if status != lib.GGML_STATUS_SUCCESS:
             raise ComputeError(f"a backend failed to compute the graph (status {status})")
-
-    def pin(self, tensor: Tensor, backend: Backend) -> None:
-        """Make a node of the graph to be reserved or allocated next run on one backend.
-
-        Raises
-        ------
-        ParamError : the backend is not one of the scheduler's.
-        UnsupportedOpError : it cannot run the node.
-        """
-        _ = self.ptr
-        if backend not in self.backends:
-            raise ParamError(f"backend on {backend.device.name} is not one of the scheduler's")
-        if not backend.device.supports_op(tensor.ptr):
-            raise UnsupportedOpError(f"{tensor!r} cannot run on {backend.device.name}")
-        self._pins.append((tensor, backend))
 
     def synchronize(self) -> None:
         """Wait for everything queued on the backends."""

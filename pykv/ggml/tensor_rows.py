@@ -118,7 +118,8 @@ def host_items(tensor: Tensor, n_bytes: int) -> AnyArray | None:
     Hold it no longer than the tensor's buffer stays open.
     """
     tensor.check_data()
-    if not lib.ggml_backend_buffer_is_host(tensor.ptr.buffer):
+    # note: ggml notes the buffer of a view late, and ends the process when it is asked about none
+    if not lib.ggml_backend_buffer_is_host((tensor.base or tensor).ptr.buffer):
         return None
     return np.frombuffer(ffi.buffer(tensor.raw.data, tensor.nbytes), np.dtype((np.void, n_bytes)))
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from pykv.batch import UBatch, ValidBatch
 from pykv.cells import SlotInfo, Undo
-from pykv.cells.arguments import boolean
+from pykv.cells.arguments import boolean, integer
+from pykv.cells.ranges import clip_range
 from pykv.errors import BatchError, ContextLengthExceeded, ShiftUnsupported
 from pykv.ggml import BufferType, Graph
 from pykv.memory import kv_snapshot, splits
@@ -31,14 +32,14 @@ from pykv.memory.state_kv import KVState
 from pykv.memory.state_part import StatePart
 from pykv.memory.stored_kv import StoredKV
 from pykv.memory.verb import verb
-from pykv.typing import as_int
+from pykv.typing import POS_INF, as_int
 
 
 class KVCache(StoredKV, Snapshots, StateFiles):
     """K and V of past tokens: room for batches, and the verbs over sequences.
 
-    A verb changes the bookkeeping at once and notes which stored rows have to follow. Parameters and errors as in
-    `StoredKV`.
+    A verb changes the bookkeeping at once and notes which stored rows have to follow. Where the cells are another
+    cache's, it changes nothing and refuses the same arguments. Parameters and errors as in `StoredKV`.
     """
 
     @staticmethod
@@ -179,6 +180,8 @@ class KVCache(StoredKV, Snapshots, StateFiles):
             self.streams.seq_rm(seq_id, p0, p1)
             if self._moved:  # what is stored from now on was never moved
                 self._moved = {s: at for s, at in self._moved.items() if self.streams.pos_max(s) >= 0}
+        else:
+            clip_range(p0, p1)
         return True
 
     @verb
@@ -195,6 +198,8 @@ class KVCache(StoredKV, Snapshots, StateFiles):
             self.streams.seq_cp(src, dst, p0, p1)
             if self._moved.get(int(src), -1) > self._moved.get(int(dst), -1):
                 self._moved[int(dst)] = self._moved[int(src)]
+        else:
+            clip_range(p0, p1)
 
     @verb
     def seq_keep(self, seq_id: int) -> None:
@@ -216,6 +221,9 @@ class KVCache(StoredKV, Snapshots, StateFiles):
         self._check_shift(seq_id)
         if self.other is None:
             self._moving(seq_id, lambda: self.streams.seq_add(seq_id, p0, p1, delta))
+        else:
+            clip_range(p0, p1)
+            integer("delta", delta, -POS_INF, POS_INF)
 
     @verb
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
@@ -223,6 +231,9 @@ class KVCache(StoredKV, Snapshots, StateFiles):
         self._check_shift(seq_id)
         if self.other is None:
             self._moving(seq_id, lambda: self.streams.seq_div(seq_id, p0, p1, d))
+        else:
+            clip_range(p0, p1)
+            integer("d", d, 1, POS_INF)
 
     def can_shift(self) -> ShiftSupport:
         """Return whether positions can be moved, and if not, why."""

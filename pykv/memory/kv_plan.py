@@ -93,11 +93,6 @@ class KVPlan(TensorPlan[LayerPlan]):
             for layer in self.layers
         }
 
-    @property
-    def nbytes_per_stream(self) -> int:
-        """Bytes of one stream over all layers."""
-        return sum(self.nbytes_per_layer.values()) // self.settings.n_stream
-
     def make_tensors(self, layers: tuple[LayerPlan, ...]) -> tuple[Arena, list[tuple[Tensor, Tensor | None]]]:
         """Return an arena with the K and V headers of some layers, and these in pairs; V is None where K holds it."""
         arena = Arena(2 * len(layers))

@@ -18,6 +18,7 @@ from pykv.cells import (
     MaskRule,
     SlotInfo,
     SwaType,
+    loose_resume_points,
     missing_before,
     resume_points,
     visible,
@@ -208,7 +209,8 @@ class StoredKV:
             return Resumable(largest)
         window = self.spec.window
         gaps = missing_before(self._cells_of(seq_id), int(seq_id), p, window)
-        assert gaps is not None, "no resume point, no gap"
+        if gaps is None:  # one of several tokens at a position is gone
+            gaps = max(0, int(window.span(p)[0])), p - 1
         why, what = (
             ("missing", "token") if window.type is SwaType.NONE else ("window_gone", f"window of {window.n_swa}")
         )
@@ -224,10 +226,10 @@ class StoredKV:
         """
         self._check_ids(seq_id)
         p = integer("p", p, 0, POS_INF - 1)
-        if self.spec.n_pos_per_embd > 1:  # pictures: many tokens at one position, and positions without any
-            return np.array([[0, min(p, self.streams.pos_max(seq_id) + 1)]])
         whole = self if self.beside is None else self.beside
-        return resume_points(whole._cells_of(seq_id), self._cells_of(seq_id), int(seq_id), p, self.spec.window)
+        is_loose = self.spec.n_pos_per_embd > 1  # pictures: many tokens at one position, and positions without any
+        points = loose_resume_points if is_loose else resume_points
+        return points(whole._cells_of(seq_id), self._cells_of(seq_id), int(seq_id), p, self.spec.window)
 
     # inspection
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pykv.ggml import RopeParams, Tensor
 from pykv.memory import MemorySpec
+from pykv.models.architecture import Architecture
 from pykv.models.blocks import GatedFFN, silu_ffn, take_embeddings, take_output
 from pykv.models.experts import GATINGS, Experts, Routing, mix_experts
 from pykv.models.graph_builder import GraphBuilder
@@ -38,7 +39,7 @@ class DeepSeek2Layer:
     experts: Experts | None
 
 
-class DeepSeek2:
+class DeepSeek2(Architecture):
     """A decoder of the deepseek2 family."""
 
     def __init__(self, hparams: HParams, weights: Weights, keys: Keys) -> None:

@@ -10,6 +10,7 @@ from pykv.cells import NO_WINDOW, SwaType, Window
 from pykv.ggml import Tensor, ops
 from pykv.memory import LayerSpec, MemorySpec
 from pykv.models import blocks
+from pykv.models.architecture import Architecture
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams, refuse_headless_layers
 from pykv.models.keys import Keys
@@ -33,7 +34,7 @@ class GemmaLayer:
     ffn_post_norm: Tensor
 
 
-class Gemma2:
+class Gemma2(Architecture):
     """A decoder of the gemma family."""
 
     has_qk_norm: ClassVar[bool] = False

@@ -8,6 +8,7 @@ from pykv.cells import SwaType, Window
 from pykv.errors import GGUFError
 from pykv.ggml import Tensor, ops
 from pykv.memory import LayerSpec, MemorySpec
+from pykv.models.architecture import Architecture
 from pykv.models.blocks import Affine, Projections, affine, project, take_embeddings
 from pykv.models.experts import Experts, Routing, mix_experts
 from pykv.models.graph_builder import GraphBuilder
@@ -38,7 +39,7 @@ class GptOssLayer:
     experts: Experts
 
 
-class GptOss:
+class GptOss(Architecture):
     """A decoder of the gpt-oss family."""
 
     def __init__(self, hparams: HParams, weights: Weights, keys: Keys) -> None:

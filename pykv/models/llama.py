@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from pykv.ggml import Tensor
 from pykv.memory import LayerSpec, MemorySpec
+from pykv.models.architecture import Architecture
 from pykv.models.blocks import take_embeddings
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams, refuse_headless_layers
@@ -43,7 +44,7 @@ class LlamaLayer:
     down_b: Tensor | None
 
 
-class Llama:
+class Llama(Architecture):
     """A decoder of the llama family."""
 
     rope_mode: ClassVar[str] = "norm"

@@ -8,6 +8,7 @@ from pykv.cells import SwaType, Window
 from pykv.errors import GGUFError
 from pykv.ggml import Tensor, ops
 from pykv.memory import LayerSpec, MemorySpec
+from pykv.models.architecture import Architecture
 from pykv.models.blocks import Affine, GatedFFN, Projections, affine, project, silu_ffn, take_embeddings, take_output
 from pykv.models.experts import Experts, Routing, mix_experts
 from pykv.models.graph_builder import GraphBuilder
@@ -46,7 +47,7 @@ class Llama4Layer:
     experts: Experts | None
 
 
-class Llama4:
+class Llama4(Architecture):
     """A decoder of the llama4 family."""
 
     def __init__(self, hparams: HParams, weights: Weights, keys: Keys) -> None:

@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 from pykv.ggml import Tensor
 from pykv.memory import LayerSpec, MemorySpec
 from pykv.models import blocks
+from pykv.models.architecture import Architecture
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams
 from pykv.models.keys import Keys
@@ -38,7 +39,7 @@ class MixedLayer:
     ffn: FeedForward | None = None
 
 
-class MixedDecoder(ABC):
+class MixedDecoder(Architecture, ABC):
     """What families with states have in common."""
 
     output_norm_name: ClassVar[str] = "output_norm"

@@ -11,6 +11,7 @@ from typing import ClassVar
 from pykv.ggml import Tensor, ops
 from pykv.memory import LayerSpec, MemorySpec
 from pykv.models import blocks
+from pykv.models.architecture import Architecture
 from pykv.models.blocks import Affine
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams, refuse_headless_layers, refuse_tensors
@@ -34,7 +35,7 @@ class MptLayer:
     down: Affine
 
 
-class Mpt:
+class Mpt(Architecture):
     """A decoder of the MPT family."""
 
     needs_bias: ClassVar[bool] = False

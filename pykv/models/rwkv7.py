@@ -12,6 +12,7 @@ from pykv.errors import GGUFError
 from pykv.ggml import Tensor, ops
 from pykv.memory import LayerSpec, MemorySpec, StateSpec
 from pykv.models import token_shift
+from pykv.models.architecture import Architecture
 from pykv.models.blocks import Affine, layer_norm, take_embeddings
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams
@@ -48,7 +49,7 @@ class Rwkv7Layer:
     channel_mix: ChannelMix
 
 
-class Rwkv7:
+class Rwkv7(Architecture):
     """A decoder of the RWKV-7 family."""
 
     nodes_per_layer: ClassVar[int] = 124  # some 20 of them cut the scan's operands where earlier states are kept

@@ -17,6 +17,7 @@ from pykv.errors import ParamError
 from pykv.ggml import Arena, Buffer, Device, DType, Tensor, ops
 from pykv.ggml.owner import Owner
 from pykv.memory import MemorySpec
+from pykv.models.architecture import Architecture
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams, RopeScaling
 from pykv.models.rope import ContextRope
@@ -104,7 +105,7 @@ class StandIn:
             owner.close()
 
 
-class StandInGraph:
+class StandInGraph(Architecture):
     """Writes down the graph."""
 
     def __init__(self, shape: StandInShape, hparams: HParams, device: Device) -> None:

@@ -24,8 +24,6 @@ SLOWEST = -0.606531
 
 HEAD_EPS = 64e-5
 LENGTH_EPS = 1e-12
-LANES = 64
-"""ggml's kernel takes a head in whole steps of its vectors, the widest are this wide."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,8 @@ class TimeMixSizes:
     def read(cls, keys: Keys, n_embd: int) -> Self:
         """Read the sizes; raises GGUFError where they do not go together."""
         head = keys.size("wkv.head_size")
-        if n_embd % head or head % LANES:
-            raise keys.refusal("wkv.head_size", head, f"a multiple of {LANES} and a divisor of n_embd={n_embd}")
+        if n_embd % head or head % ops.WKV_LANES:
+            raise keys.refusal("wkv.head_size", head, f"a multiple of {ops.WKV_LANES} and a divisor of n_embd={n_embd}")
         return cls(
             n_embd=n_embd,
             head=head,

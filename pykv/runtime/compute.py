@@ -18,7 +18,6 @@ from pykv.memory import AttentionPath, AttentionPlan, MassWatch, Memory
 from pykv.memory.attention import MANY_TOKENS
 from pykv.memory.memory_graph import MemoryShape
 from pykv.models import Architecture, GraphBuilder, GraphShape
-from pykv.models.architecture import nodes_per_layer, nodes_per_snapshot
 from pykv.runtime.observe import Watched
 from pykv.typing import F32Array
 
@@ -63,7 +62,7 @@ class Compute:
     ) -> None:
         self._model, self._memory, self._attention = model, memory, attention
         self._backends, self._stands_on = backends, (*stands_on, *memory.owners)
-        self._n_rs_seq = n_rs_seq
+        self._n_states = n_rs_seq * sum(layer.state is not None for layer in memory.spec.layers)
         self._arena, self._sched = self._room(0)
         self._built: BuiltGraph | None = None
         self.n_reused, self.has_begun = 0, False
@@ -71,13 +70,14 @@ class Compute:
     def reserve(self, n_tokens: int, n_outputs: int, watches: Sequence[MassWatch] = ()) -> None:
         """Allocate compute memory for the largest ubatch, observed by `watches`. Drops the graph at hand.
 
-        What was held before is given back first; after an error, nothing is held.
+        What was held before is given back first; after an error, nothing is held, unless it was clear before.
 
         Raises
         ------
         AllocError : the memory cannot be had.
         UnsupportedOpError : a node runs on none of the devices.
         """
+        self._sched.check_successor(_n_nodes(self._model, self._n_states, len(watches)))
         self.close()  # a scheduler would keep what it has
         self._arena, self._sched = self._room(len(watches))
         purpose = f"n_ubatch={n_tokens} over {self._memory.n_cells} cells"
@@ -145,9 +145,13 @@ class Compute:
 
     def _room(self, n_watches: int) -> tuple[Arena, Sched]:
         """Return what holds a graph that is observed by so many watches, and a scheduler without compute memory."""
-        budget = _n_nodes(self._model, n_watches, self._n_rs_seq)
+        budget = _n_nodes(self._model, self._n_states, n_watches)
         arena = Arena(budget, budget)
-        return arena, Sched(self._backends, budget, (*self._stands_on, arena))
+        try:
+            return arena, Sched(self._backends, budget, (*self._stands_on, arena))
+        except BaseException:
+            arena.close()  # the error holds it otherwise, where memory is short already
+            raise
 
     def drop_graph(self) -> None:
         """Forget the graph at hand, so that the next ubatch builds its own."""
@@ -192,10 +196,10 @@ def _seen(watches: Sequence[MassWatch], n_rows: int, is_cut: bool) -> tuple[Mass
     return tuple(replace(one, n_rows=n_rows - 1) if one.what.last and one.n_rows == n_rows else one for one in seen)
 
 
-def _n_nodes(model: Architecture, n_watches: int, n_rs_seq: int) -> int:
-    """Return the nodes of a graph, at most."""
+def _n_nodes(model: Architecture, n_states: int, n_watches: int) -> int:
+    """Return the nodes of a graph, at most; all layers together keep `n_states` beside the latest."""
     hparams = model.hparams
     n_used = hparams.n_expert_used
     routed = NODES_PER_ROUTING + NODES_PER_EXPERT * n_used if n_used else 0
-    per_layer = nodes_per_layer(model) + routed + nodes_per_snapshot(model) * n_rs_seq + NODES_PER_MASS * n_watches
-    return NODES_BESIDE + per_layer * hparams.n_layer
+    per_layer = model.nodes_per_layer + routed + NODES_PER_MASS * n_watches
+    return NODES_BESIDE + per_layer * hparams.n_layer + model.nodes_per_snapshot * n_states

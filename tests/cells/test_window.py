@@ -27,6 +27,15 @@ def test_what_a_window_shows_is_one_run_of_positions(kind: SwaType, n: int) -> N
         assert [lo <= p0 <= hi for p0 in range(40)] == [not masked_swa(n, kind.name, p0, p1) for p0 in range(40)]
 
 
+@given(kind=st.sampled_from(list(SwaType)), n=st.integers(1, 12))
+def test_from_where_on_a_position_is_hidden(kind: SwaType, n: int) -> None:
+    for p0 in range(20):
+        behind = range(p0 + 1, 40)
+        assert [p1 >= Window(n, kind).hides_from(p0) for p1 in behind] == [
+            masked_swa(n, kind.name, p0, p1) for p1 in behind
+        ]
+
+
 @pytest.mark.parametrize(
     ("window", "kind"),
     [

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykv.errors import AllocError, TensorError, UseAfterCloseError
-from pykv.ggml import Arena, DType, Graph, ops
-from pykv.ggml import arena as arena_module
+from pykv.ggml import Arena, DType, Graph, ops, pools
 
 
 @given(n=st.integers(1, 60), graph_size=st.one_of(st.just(0), st.integers(1, 3000)), graph_at=st.integers(0, 60))
@@ -59,7 +58,7 @@ def test_no_memory_is_an_error_and_not_the_end(monkeypatch):
     def refuse(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(arena_module, "_new_pool", refuse)
+    monkeypatch.setattr(pools, "_new_pool", refuse)
     with pytest.raises(AllocError, match="arena of 10 tensors") as caught:
         Arena(10)
     assert isinstance(caught.value, MemoryError)

@@ -155,3 +155,101 @@ def test_an_output_that_numpy_lacks_is_read_as_bytes(sched):
     rows = np.empty(8, np.uint8)
     output.read_into(rows)
     assert rows.tolist() == list(range(8))
+
+
+def in_a_buffer(*ne: int) -> tuple[Buffer, Tensor]:
+    arena = Arena(4)
+    x = arena.tensor(DType.F32, ne)
+    buffer = Buffer.allocate(arena, CPU.buffer_type, "test")
+    x.set(np.arange(x.n_elements, dtype=np.float32))
+    return buffer, x
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def last_row(x: Tensor) -> Tensor:
+    return ops.view(x.arena, x, (4, 1, 1, 1), (x.nb[1],) * 3, 2 * x.nb[1])
+
+
+def borrowed(x: Tensor) -> Tensor:
+    return ops.view(Arena(1), x, x.ne, x.nb[1:])
+
+
+@pytest.mark.parametrize("part", [as_it_is, last_row, borrowed])
+def test_an_output_whose_buffer_is_closed_is_refused(part):
+    buffer, x = in_a_buffer(4, 3)
+    output = GraphOutput(part(x))
+    output.bind()
+    rows = np.zeros(tuple(reversed(output.tensor.ne)), np.float32)
+    output.read_into(rows)
+    assert rows.ravel()[-4:].tolist() == [8, 9, 10, 11]
+    buffer.close()
+    rows.fill(-1)
+    with pytest.raises(UseAfterCloseError):
+        output.read_into(rows)
+    assert (rows == -1).all()
+
+
+def test_an_output_in_a_buffer_of_an_arena_that_a_scheduler_served(sched):
+    buffer, x = in_a_buffer(4, 3)
+    arena = Arena(8, 8)
+    output = GraphOutput(ops.view(arena, x, x.ne, x.nb[1:]))
+    graph = Graph(arena)
+    graph.expand(ops.cont(arena, output.tensor))
+    sched.allocate(graph)
+    output.bind()
+    buffer.close()
+    with pytest.raises(UseAfterCloseError):
+        output.read_into(np.zeros((3, 4), np.float32))
+
+
+def test_an_input_whose_buffer_is_closed_is_refused_and_a_kept_array_does_no_harm():
+    buffer, x = in_a_buffer(1 << 20, 4)
+    one = GraphInput(x)
+    one.bind()
+    kept = one.array
+    buffer.close()
+    for use in (lambda: one.array, lambda: one.write(np.zeros(1, np.float32)), one.bind):
+        with pytest.raises(UseAfterCloseError):
+            use()
+    kept[...] = 3  # the memory stays until the array goes
+    assert kept.max() == 3
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.zeros((3, 4), np.float32),
+        np.zeros((3, 1, 4), np.float32),
+        np.zeros((1, 1, 1, 1, 4), np.float32),
+        np.zeros((4, 1), np.float32),
+        np.zeros(3, np.float32),
+        np.zeros((), np.float32),
+        np.zeros(4, np.int64),
+        np.zeros(4, np.int32),
+        np.zeros(4, np.float64),
+        np.broadcast_to(np.zeros((), np.float32), 4),
+    ],
+    ids=lambda out: f"{out.shape}-{out.dtype}-{out.flags.writeable}",
+)
+def test_an_array_that_does_not_fit_an_output_is_refused(out):
+    _, x = in_a_buffer(4, 1)
+    output = GraphOutput(x)
+    for bind in (lambda: None, output.bind):
+        bind()
+        with pytest.raises(TensorError, match=r"out of shape .* is read into a writable array of shape \(1, 1, 1, 4\)"):
+            output.read_into(out)
+    assert not out.any()
+
+
+def test_leading_ones_of_an_output_are_left_out_at_will():
+    buffer, x = in_a_buffer(4, 1)
+    output = GraphOutput(x)
+    output.bind()
+    for shape in ((4,), (1, 4), (1, 1, 4), (1, 1, 1, 4)):
+        out = np.zeros(shape, np.float32)
+        output.read_into(out)
+        assert out.ravel().tolist() == [0, 1, 2, 3]
+    buffer.close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pykv._native import lib
-from pykv.errors import ParamError, TensorError, UnsupportedOpError, UseAfterCloseError
+from pykv.errors import ParamError, TensorError, UseAfterCloseError
 from pykv.ggml import Arena, Backend, Buffer, CancelFlag, DType, Graph, GraphInput, Sched, Tensor, cpu_device, ops
 
 CPU = cpu_device()
@@ -194,34 +193,6 @@ def test_backends_that_ggml_would_not_take(backend):
             Sched([backend], size)
 
 
-def test_a_node_can_be_pinned_to_a_backend(backend):
-    with Backend(CPU, 1) as second, Sched([second, backend], 32) as sched:
-        graph, x, out = doubling()
-        sched.pin(out, second)
-        sched.allocate(graph)
-        x.set(np.ones(4, np.float32))
-        sched.compute(graph)
-        assert out.numpy().sum() == 8
-        with Backend(CPU, 1) as stranger, pytest.raises(ParamError, match="not one of"):
-            sched.pin(out, stranger)
-
-
-def test_a_pin_reaches_the_scheduler(backend):
-    with Backend(CPU, 1) as second, Sched([second, backend], 32) as sched:
-        for wanted in (second, backend):
-            graph, _, out = doubling()
-            sched.pin(out, wanted)
-            sched._prepare(graph)  # splitting moves nodes on between backends of the same memory
-            assert lib.ggml_backend_sched_get_tensor_backend(sched.ptr, out.ptr) == wanted.ptr
-
-
-def test_a_node_that_the_backend_cannot_run_is_not_pinned(backend, sched):
-    arena = Arena(4)
-    bad = ops.mul_mat(arena, arena.tensor(DType.Q8_0, (32,)), arena.tensor(DType.F16, (32,)))
-    with pytest.raises(UnsupportedOpError):
-        sched.pin(bad, backend)
-
-
 def test_a_closed_scheduler_refuses_everything(backend):
     sched = Sched([backend], 32)
     graph, x, _ = doubling()
@@ -238,7 +209,6 @@ def test_a_closed_scheduler_refuses_everything(backend):
         lambda: sched.compute(graph),
         lambda: sched.allocate(doubling()[0]),
         lambda: sched.reserve(doubling()[0], "test"),
-        lambda: sched.pin(x, backend),
         lambda: one.array,
         one.bind,
         lambda: x.set(np.zeros(4, np.float32)),

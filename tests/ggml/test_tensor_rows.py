@@ -116,6 +116,14 @@ def test_a_strided_view() -> None:
         assert np.array_equal(rows_of(rows, values), values)
 
 
+def test_rows_of_a_view_that_was_made_after_its_tensor_was_given_memory() -> None:
+    with tensor("f32", 8, 10) as (rows, values):
+        tail = ops.view(rows.arena, rows, (8, 4, 1, 1), rows.nb[1:], 6 * rows.nb[1])
+        copy_rows(tail, index(0, 1), index(2, 3))
+        values[8:] = values[6:8]
+        assert np.array_equal(rows_of(rows, values), values)
+
+
 def test_memory_that_is_mapped_read_only(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(bytes(range(128)))

@@ -6,61 +6,33 @@ After each verb all parts agree on where a sequence ends, all invariants hold, a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.iswa_memory import FULL, LAYERS, SWA
 from support.kv_scene import Token, plan_batch, run
+from support.memory_kinds import (
+    BY_NAME,
+    N_CELLS,
+    N_SEQ,
+    N_UBATCH,
+    SETTINGS,
+    Kind,
+    Setting,
+    has_state,
+    leaves,
+    lender_of,
+    name_of,
+    opened,
+)
 from support.naive_sequences import NaiveSequences
 from support.resume_runs import spread
 
-from pykv.cells import SwaType, Window
-from pykv.errors import BatchError, ParamError, PykvError, SequenceError, UseAfterCloseError
-from pykv.memory import (
-    AttentionPath,
-    AttentionPlan,
-    HybridMemory,
-    ISWACache,
-    KVCache,
-    KVSettings,
-    LayerSpec,
-    Memory,
-    MemorySettings,
-    MemorySpec,
-    RecurrentMemory,
-    StateSpec,
-    iswa,
-    make_memory,
-)
-
-STATE = LayerSpec.recurrent(StateSpec(4, 6))
-WINDOW = Window(4, SwaType.STANDARD)
-SPECS: dict[str, tuple[type, MemorySpec]] = {
-    "kv": (KVCache, MemorySpec((FULL, FULL))),
-    "window everywhere": (KVCache, MemorySpec((FULL, FULL), WINDOW)),
-    "iswa": (ISWACache, MemorySpec(LAYERS, WINDOW)),
-    "recurrent": (RecurrentMemory, MemorySpec((STATE, STATE))),
-    "hybrid": (HybridMemory, MemorySpec((FULL, STATE))),
-    "hybrid iswa": (HybridMemory, MemorySpec((FULL, STATE, SWA), WINDOW)),
-}
-KINDS = [
-    *((kind, unified, 0) for kind in SPECS for unified in (True, False) if kind != "recurrent"),
-    *((kind, True, n_rs_seq) for kind in SPECS for n_rs_seq in (0, 3) if kind == "recurrent"),
-    *((kind, True, 3) for kind in SPECS if kind.startswith("hybrid")),
-]
-"""Kind, whether all sequences share one stream, and states that are kept for going back."""
-
-N_SEQ, N_CELLS, N_UBATCH = 3, 64, 8
-
-
-def make(kind: str, unified: bool, n_rs_seq: int) -> Memory:
-    cls, spec = SPECS[kind]
-    kv = KVSettings(N_CELLS, n_seq_max=N_SEQ, unified=unified)
-    memory = make_memory(spec, MemorySettings(kv, N_UBATCH, n_rs_seq=n_rs_seq), n_threads=1)
-    assert isinstance(memory, cls)
-    return memory
+from pykv.cells import SwaType
+from pykv.errors import BatchError, ParamError, PykvError, SequenceError, ShiftUnsupported, UseAfterCloseError
+from pykv.memory import AttentionPath, AttentionPlan, KVCache, Memory, RecurrentMemory, iswa
 
 
 @pytest.fixture(autouse=True)
@@ -68,24 +40,28 @@ def _unpadded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iswa, "PAD", 1)
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: f"{kind[0]}-{'unified' if kind[1] else 'streams'}-rs{kind[2]}")
-def memory(request: pytest.FixtureRequest) -> Iterator[Memory]:
-    with make(*request.param) as one:
+@pytest.fixture(params=SETTINGS, ids=name_of)
+def setting(request: pytest.FixtureRequest) -> Setting:
+    return request.param
+
+
+@pytest.fixture
+def kind(setting: Setting) -> Kind:
+    return BY_NAME[setting[0]]
+
+
+@pytest.fixture
+def memory(setting: Setting) -> Iterator[Memory]:
+    with opened(setting) as one:
         yield one
 
 
 def store(memory: Memory, tokens: list[Token]) -> bool:
-    """Write the bookkeeping of some tokens; False if there is no room."""
-    plan = plan_batch(memory, tokens, N_UBATCH)
+    """Write the bookkeeping of some tokens, where it is kept; False if there is no room."""
+    plan = plan_batch(lender_of(memory) or memory, tokens, N_UBATCH)
     for i in range(0 if plan is None else len(plan.ubatches)):
         plan.apply(i)
     return plan is not None
-
-
-def leaves(memory: Memory) -> list[Memory]:
-    """Return the memories that do the work."""
-    parts = getattr(memory, "parts", None)
-    return [memory] if parts is None else [leaf for part in parts for leaf in leaves(part)]
 
 
 def everything(memory: Memory) -> list[Any]:
@@ -168,10 +144,6 @@ def become(naive: NaiveSequences, src: int, dst: int, p0: int, p1: int) -> None:
         naive.seq_cp(src, dst, p0, p1)
 
 
-def has_state(memory: Memory) -> bool:
-    return any(isinstance(leaf, RecurrentMemory) for leaf in leaves(memory))
-
-
 CALLS = [
     ("seq_rm", (0,)), ("seq_rm", (0, 4, 9)), ("seq_rm", (0, 0, 5)), ("seq_rm", (0, 20)), ("seq_rm", (0, 10)),
     ("seq_rm", (0, 0, 22)), ("seq_rm", (0, 22)), ("seq_rm", (1, 30, 40)), ("seq_rm", (2,)), ("seq_rm", (-1,)),
@@ -184,6 +156,9 @@ CALLS = [
     ("seq_add", (1, 5, -1, -99)), ("seq_div", (0, 0, -1, 1)), ("clear", ()), ("clear", (False,)),
 ]  # fmt: skip
 
+
+MOVES = {"seq_add": (0,), "seq_div": (1,)}
+"""Verbs that move positions, and by how much they leave all where they are."""
 
 NEED_SNAPSHOTS = {
     ("seq_rm", (0, 20)), ("seq_rm", (0, 10)), ("seq_rm", (-1, 4)), ("seq_cp", (0, 2, 0, 20)), ("seq_cp", (0, 2, 0, 9)),
@@ -198,6 +173,8 @@ def loses_its_end(naive: NaiveSequences, s: int, p0: int, p1: int, delta: int) -
 
 
 def tell_naive(memory: Memory, naive: NaiveSequences, verb: str, args: tuple) -> None:
+    if lender_of(memory):
+        return
     full = args + (-1,) * {"seq_rm": 3 - len(args), "seq_cp": 4 - len(args)}.get(verb, 0)
     if verb == "clear":
         naive.held = [[] for _ in range(N_SEQ)]
@@ -212,18 +189,24 @@ def tell_naive(memory: Memory, naive: NaiveSequences, verb: str, args: tuple) ->
 
 
 @pytest.mark.parametrize(("verb", "args"), CALLS, ids=lambda part: str(part).replace(" ", ""))
-def test_every_verb_of_every_kind(memory: Memory, naive: NaiveSequences, verb: str, args: tuple) -> None:
+def test_every_verb_of_every_kind(
+    memory: Memory, kind: Kind, naive: NaiveSequences, verb: str, args: tuple[Any, ...]
+) -> None:
     heard: list[tuple] = []
     memory.listeners.append(lambda *call: heard.append(call))
     before, result = everything(memory), None
     try:
         result = getattr(memory, verb)(*args)
-    except ParamError as error:
+    except (ParamError, ShiftUnsupported) as error:
         result = error
     assert [(name, outcome) for name, _, outcome in heard] == [(verb, result)]
+    is_fixed = kind.why_fixed is not None and verb in MOVES
+    assert isinstance(result, ShiftUnsupported) == is_fixed
     if result is False or isinstance(result, ParamError):
         assert has_state(memory)
         assert (verb, args) in NEED_SNAPSHOTS
+        assert everything(memory) == before
+    elif is_fixed or kind.is_lent:
         assert everything(memory) == before
     else:
         tell_naive(memory, naive, verb, args)
@@ -233,15 +216,32 @@ def test_every_verb_of_every_kind(memory: Memory, naive: NaiveSequences, verb: s
     agree(memory, naive)
 
 
-def test_what_each_kind_cannot_do(memory: Memory, naive: NaiveSequences) -> None:
+def test_whether_positions_can_be_moved(memory: Memory, kind: Kind, naive: NaiveSequences) -> None:
+    """All parts say the same, and where they cannot, even a move by nothing is refused for that reason."""
+    support, before = memory.can_shift(), everything(memory)
+    assert (bool(support), support.reason) == (kind.why_fixed is None, kind.why_fixed)
+    for verb, args in MOVES.items() if kind.why_fixed else ():
+        with pytest.raises(ShiftUnsupported) as refused:
+            getattr(memory, verb)(0, 0, -1, *args)
+        assert refused.value.reason == kind.why_fixed
+    assert everything(memory) == before
+
+
+def test_what_each_kind_cannot_do(memory: Memory, kind: Kind, naive: NaiveSequences) -> None:
     """Cuts behind the last token: refused where a state has no snapshot, and done everywhere else."""
     n_rs_seq = min(leaf.n_rs_seq if isinstance(leaf, RecurrentMemory) else N_CELLS for leaf in leaves(memory))
     assert memory.seq_rm(0, 21) is (n_rs_seq >= 1)
     assert memory.seq_rm(1, 1) is (n_rs_seq >= 5)
     assert memory.seq_rm(1) is True
     assert memory.seq_rm(-1) is True
-    assert [memory.pos_max(s) for s in range(N_SEQ)] == [-1] * N_SEQ
+    assert [memory.pos_max(s) for s in range(N_SEQ)] == ([21, 5, -1] if kind.is_lent else [-1] * N_SEQ)
     memory.check()
+
+
+@pytest.mark.parametrize("setting", [one for one in SETTINGS if BY_NAME[one[0]].row is not None], ids=name_of)
+def test_what_each_kind_stores_of_a_token(memory: Memory, kind: Kind) -> None:
+    """Layers that read the rows of others add nothing, and V that is the front of K is not stored again."""
+    assert memory.nbytes == N_CELLS * memory.n_stream * kind.row
 
 
 WRONG: list[tuple[str, tuple, type[Exception]]] = [
@@ -257,10 +257,16 @@ WRONG: list[tuple[str, tuple, type[Exception]]] = [
 ]  # fmt: skip
 
 
-def test_wrong_arguments_change_nothing(memory: Memory, naive: NaiveSequences) -> None:
+TOO_FAR = ("seq_add", (0, 0, -1, 2**31 - 3))
+"""Wrong because of the tokens that it would move."""
+
+
+def test_wrong_arguments_change_nothing(memory: Memory, kind: Kind, naive: NaiveSequences) -> None:
     before = everything(memory)
     for verb, args, error in WRONG:
-        with pytest.raises(error):
+        is_fixed = kind.why_fixed is not None and verb in MOVES and error is ParamError
+        is_harmless = kind.is_lent and (verb, args) == TOO_FAR  # nothing moves
+        with nullcontext() if is_harmless else pytest.raises(ShiftUnsupported if is_fixed else error):
             getattr(memory, verb)(*args)
         assert everything(memory) == before, (verb, args)
     agree(memory, naive)
@@ -294,14 +300,14 @@ def test_all_say_how_full_they_are(memory: Memory, naive: NaiveSequences) -> Non
 CALL = st.sampled_from([call for call in CALLS if call[0] != "clear"])
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0]}-{'unified' if kind[1] else 'streams'}-rs{kind[2]}")
+@pytest.mark.parametrize("setting", SETTINGS, ids=name_of)
 @settings(max_examples=6, deadline=None)
 @given(calls=st.lists(st.tuples(CALL, st.integers(0, N_SEQ - 1), st.integers(0, 9)), max_size=8))
-def test_random_programs(kind: tuple, calls: list) -> None:
+def test_random_programs(setting: Setting, calls: list) -> None:
     """Verbs and decodes in any order, in every kind."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(iswa, "PAD", 1)
-        with make(*kind) as memory:
+        with opened(setting) as memory:
             one = NaiveSequences(N_SEQ, N_CELLS, memory.n_stream == 1)
             for (verb, args), s, n in calls:
                 if 0 < n <= one.n_free(s):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,3 +94,24 @@ def test_of_any_positions_that_are_held(window: Window | None, held: set[int], p
         if not answer:
             missing = [k for k in range(p) if k not in held and (k == p - 1 or sees(p, k))]
             assert f"needs positions {missing[0]} to {missing[-1]}, which" in answer.detail
+
+
+@given(window=WINDOWS, held=st.lists(st.integers(0, 14), min_size=1, max_size=12), data=st.data())
+def test_of_pictures_only_what_was_overwritten_is_missed(window: Window, held: list[int], data: st.DataObject) -> None:
+    """Several tokens stand at one position, and none at others; a window cache may have lost any of them."""
+    held.sort()
+    lost = data.draw(st.sets(st.integers(0, len(held) - 1)))
+    p = data.draw(st.integers(0, held[-1] + 4))
+    missed = [held[i] for i in lost]
+    points = [
+        q <= held[-1] + 1 and all(at >= q or masked_swa(window.n_swa, window.type.name, at, q) for at in missed)
+        for q in range(p + 1)
+    ]
+    spec = MemorySpec(LAYERS, window, n_pos_per_embd=4)
+    with make_memory(spec, MemorySettings(KVSettings(32), 16), n_threads=1) as memory:
+        store_positions(memory, run(0, held))
+        assert memory.swa.cells().pos[: len(held)].tolist() == held
+        memory.swa.streams.cells[0].rm(np.array(sorted(lost), np.int64))
+        assert spread(memory.resume_points(0, p), p) == points
+        answer = memory.resumable(0, p)
+        assert (bool(answer), answer.largest) == (points[p], max(q for q in range(p + 1) if points[q]))

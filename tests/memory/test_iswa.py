@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from support.iswa_memory import NEAR, both, make_iswa, positions, store, words
+from support.iswa_memory import LAYERS, NEAR, both, make_iswa, positions, store, words
 from support.kv_scene import plan_batch, run
 from support.memory_scene import MemoryScene
 from support.resume_runs import spread
@@ -184,6 +184,24 @@ def test_a_cut_behind_the_window_left_a_sequence_without_an_end() -> None:
         assert scene.step(run(0, range(8))) < NEAR
         assert memory.base.cells().n_used == 8
         assert positions(memory.base) == list(range(8))
+
+
+def test_where_tokens_have_several_positions_all_cuts_were_called_resumable() -> None:
+    """Decoding then refused those whose window had been overwritten."""
+    spec, settings = MemorySpec(LAYERS, Window(4, SwaType.STANDARD), n_pos_per_embd=4), KVSettings(32)
+    for cut in range(12, 20):
+        with ISWACache(spec, settings, n_ubatch=4, n_threads=1) as memory:
+            for p in range(20):
+                store(memory, [(0, p)])
+            memory.seq_rm(0, cut, -1)
+            answer = memory.resumable(0, cut)
+            assert (bool(answer), answer.largest) == ((True, cut) if cut >= 15 else (False, 0))
+            if not answer:
+                assert f"needs positions {cut - 3} to" in answer.detail
+                with pytest.raises(BatchError, match="remove it from 0 on"):
+                    plan_batch(memory, [(0, cut)])
+            else:
+                assert plan_batch(memory, [(0, cut + 3)])  # behind a picture
 
 
 @pytest.mark.parametrize("cut", range(12, 20))

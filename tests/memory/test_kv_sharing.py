@@ -91,6 +91,26 @@ def test_verbs_of_a_sharing_cache_leave_the_cells_alone(verb: str) -> None:
         assert state(base.streams) != before
 
 
+@pytest.mark.parametrize(
+    ("verb", "args", "named"),
+    [
+        ("seq_rm", (0, 1.5), "p0"),
+        ("seq_rm", (-1, 0, "end"), "p1"),
+        ("seq_cp", (0, 1, "a", 2), "p0"),
+        ("seq_add", (0, 0, None, 1), "p1"),
+        ("seq_add", (0, 0, -1, 0.5), "delta"),
+        ("seq_div", (0, 0, -1, 0), "d"),
+        ("seq_div", (0, 0.5, -1, 2), "p0"),
+    ],
+)
+def test_a_sharing_cache_took_what_no_cache_takes(verb: str, args: tuple, named: str) -> None:
+    settings = KVSettings(8, n_seq_max=2)
+    with KVCache(SPEC, settings) as base, KVCache(SPEC, settings, other=base) as cache:
+        for one in (base, cache):
+            with pytest.raises(ParamError, match=f"^{named} = "):
+                getattr(one, verb)(*args)
+
+
 def test_update_of_a_sharing_cache_ended_the_shifts_before_the_keys_were_moved() -> None:
     """Its own layers have no rotary positions; those of the cache whose cells it shares have, and are turned."""
     turned = MemorySpec.uniform(2, LayerSpec(1, 64, 64, RopeParams(64)))

@@ -92,11 +92,6 @@ def _write_row(a: Arena, row: int) -> None:
         sched.compute(graph)
 
 
-def _pin_to_a_stranger(a: Arena) -> None:
-    with Backend(CPU, 1) as one, Backend(CPU, 1) as other, Sched([one], 64) as sched:
-        sched.pin(ops.tanh(a, a.tensor(DType.F32, (4,))), other)
-
-
 def _placed(x: Tensor) -> Buffer:
     return Buffer.wrap(x.arena, CPU, mmap.mmap(-1, 4096), 4096)
 
@@ -454,10 +449,6 @@ COMPUTING: dict[str, Guard] = {
         "c = context(); x = tensor(c, F32, 4)\nfor _ in range(20): x = lib.ggml_tanh(c, x)\n"
         "lib.ggml_backend_sched_alloc_graph(schedule(cpu(), graph_size=3), graph_of(x))",
         lambda a, t: _sched_too_small(a),
-    ),
-    "pinning to a stranger": (
-        "c = context(); lib.ggml_backend_sched_set_tensor_backend(schedule(cpu()), tensor(c, F32, 4), cpu())",
-        lambda a, t: _pin_to_a_stranger(a),
     ),
 }
 

@@ -106,7 +106,9 @@ def test_single_tokens_past_the_window_have_llama_cpps_bits(pair_of: PairOf, pro
         {"n_ctx": 300, "n_ubatch": 64},
     ],
 )
-def test_both_caches_take_llama_cpps_bytes(pair_of: PairOf, params: dict[str, Any]) -> None:
+def test_both_caches_take_llama_cpps_bytes(pair_of: PairOf, model: pykv.Model, params: dict[str, Any]) -> None:
+    plan = model.plan(flash_attn=True, **params)
     with pair_of(flash_attn=True, **params) as pair:
         base, swa = pair.theirs.kv_nbytes()
-        assert pair.ours.memory.nbytes == base["total"] + swa["total"]
+        assert plan.nbytes == pair.ours.memory.nbytes == base["total"] + swa["total"]
+        assert (plan.parts["base"].nbytes, plan.parts["swa"].nbytes) == (base["total"], swa["total"])

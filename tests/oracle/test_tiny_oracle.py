@@ -130,7 +130,8 @@ def test_kv_buffers_take_llama_cpps_bytes(
 ) -> None:
     path = write_tiny(shape)
     with pykv.Model.load(str(path)) as model, Pair(oracle, model, path, **params) as pair:
-        assert pair.ours.memory.nbytes == sum(cache["total"] for cache in pair.theirs.kv_nbytes())
+        theirs = sum(cache["total"] for cache in pair.theirs.kv_nbytes())
+        assert model.plan(**params).nbytes == pair.ours.memory.nbytes == theirs
         assert pair.ours.n_ctx_seq == pair.theirs.n_ctx_seq
 
 
@@ -138,4 +139,5 @@ def test_kv_buffers_of_a_real_model_take_llama_cpps_bytes(oracle: Oracle, smollm
     with pykv.Model.load(str(smollm2_path)) as model:
         for params in ({"n_ctx": 8192}, {"n_ctx": 0, "type_k": "q8_0"}):
             with Pair(oracle, model, smollm2_path, **params) as pair:
-                assert pair.ours.memory.nbytes == sum(cache["total"] for cache in pair.theirs.kv_nbytes())
+                theirs = sum(cache["total"] for cache in pair.theirs.kv_nbytes())
+                assert model.plan(**params).nbytes == pair.ours.memory.nbytes == theirs

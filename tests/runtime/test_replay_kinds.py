@@ -124,7 +124,7 @@ def test_a_stand_in_runs_what_has_keys(recorded: tuple[str, Path, Path]) -> None
     name, _, path = recorded
     if name == STATES:
         with pytest.raises(
-            ParamError, match="nothing stands in for one whose layers have states alone; give the model"
+            ParamError, match="nothing stands in for one whose layers have states alone"
         ):
             run(path)
         return

@@ -22,7 +22,8 @@ Token = tuple[int | tuple[int, ...], int]
 def plan_batch(cache: Memory, tokens: Sequence[Token], n_ubatch: int = 512) -> Any:
     """Check a batch against a memory and find room for it; None if there is none."""
     batch = Batch([1] * len(tokens), pos=[p for _, p in tokens], seq_id=[ids for ids, _ in tokens])
-    limits = BatchLimits(n_tokens_max=4096, n_vocab=2, n_seq_max=cache.n_seq_max)
+    n_pos = cache.spec.n_pos_per_embd
+    limits = BatchLimits(n_tokens_max=4096, n_vocab=2, n_seq_max=cache.n_seq_max, n_pos_per_embd=n_pos)
     return cache.init_batch(validate(batch, limits, cache), n_ubatch)
 
 

@@ -17,12 +17,13 @@ from pykv.ggml.ops.norms import l2_norm, norm, rms_norm
 from pykv.ggml.ops.reduction import column_max, mean, sum_rows
 from pykv.ggml.ops.rope import RopeParams, rope
 from pykv.ggml.ops.rows import get_rows, set_rows
-from pykv.ggml.ops.scan import gated_delta_net, rwkv_wkv7, ssm_conv, ssm_scan
+from pykv.ggml.ops.scan import WKV_LANES, gated_delta_net, rwkv_wkv7, ssm_conv, ssm_scan
 from pykv.ggml.ops.shape import cast, concat, cont, cpy, join, pad, permute, repeat, reshape, transpose, view
 from pykv.ggml.ops.unary import exp, gelu, neg, relu, sigmoid, silu, softplus, sqr, sqrt, tanh
 
 __all__ = [
     "FUSED_MAX_ROWS",
+    "WKV_LANES",
     "MassOf",
     "RopeParams",
     "add",

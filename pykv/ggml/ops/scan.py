@@ -15,7 +15,8 @@ from pykv.ggml.ops.shape import view
 from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType
 
-_WKV_LANES = 64  # ggml's kernel takes a head in whole steps of its vectors, the widest are this wide
+WKV_LANES = 64
+"""What heads of `rwkv_wkv7` are multiples of: ggml's kernel takes whole steps of vectors, the widest are this wide."""
 
 
 def ssm_conv(arena: Arena, a: Tensor, kernel: Tensor) -> Tensor:
@@ -98,7 +99,7 @@ def rwkv_wkv7(
         and all(t.is_contiguous for t in (state, *operands))
     )
     require(ok, op, "shapes or layouts do not fit", state, *operands)
-    require(head % _WKV_LANES == 0, op, f"heads must be multiples of {_WKV_LANES}", k)
+    require(head % WKV_LANES == 0, op, f"heads must be multiples of {WKV_LANES}", k)
     DType.F32.check_size((head * n_head, n + head * n_seqs))
     out = arena.node(lib.ggml_rwkv_wkv7, (*operands, state))
     return _parts(arena, out, k.ne, state.ne[:3])
