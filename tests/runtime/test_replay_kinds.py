@@ -123,9 +123,7 @@ def test_a_trace_runs_the_same_with_another_setting(recorded: tuple[str, Path, P
 def test_a_stand_in_runs_what_has_keys(recorded: tuple[str, Path, Path]) -> None:
     name, _, path = recorded
     if name == STATES:
-        with pytest.raises(
-            ParamError, match="nothing stands in for one whose layers have states alone"
-        ):
+        with pytest.raises(ParamError, match="nothing stands in for one whose layers have states alone"):
             run(path)
         return
     assert run(path).difference is None
