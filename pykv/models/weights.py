@@ -1,7 +1,7 @@
 """Weights: take tensors out of a GGUF file by name and shape, then place them on their devices.
 
 On a device that can read host memory the file is mapped and used in place; elsewhere it is uploaded. Matrices of which
-the device has faster products in another layout are repacked, if that is wished.
+the device has faster products in another layout or type are laid out anew, if that is wished.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pykv.ggml import Arena, Buffer, Device, DType, Tensor, can_repack
 from pykv.ggml.buffer import PLACE_ALIGNMENT
 from pykv.ggml.owner import Owner
 from pykv.gguf import GGUFFile, TensorInfo
+from pykv.models import widening
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -56,10 +57,11 @@ class _Home:
 
     device: Device
     is_repacked: bool
+    is_widened: bool
 
     @property
     def is_mapped(self) -> bool:
-        return self.device.can_wrap_host_memory and not self.is_repacked
+        return self.device.can_wrap_host_memory and not self.is_repacked and not self.is_widened
 
 
 class Weights:
@@ -107,13 +109,20 @@ class Weights:
         if info.dtype in _UNUSABLE or (len(ne) == 1 and info.dtype != DType.F32):
             wanted = "f32" if len(ne) == 1 else "a float or a quantised type"
             raise GGUFError(f"{self._file.path}: the tensor {name!r} is {info.dtype.label}, expected {wanted}")
-        is_repacked = self._repacks and len(ne) == _REPACKED_DIMS[use] and can_repack(device, info.dtype, ne)
-        home = _Home(device, is_repacked)
+        dtype, home = self._kept_as(info.dtype, ne, device, use)
         if home not in self._arenas:
-            self._arenas[home], self._taken[home] = Arena(self._budget, is_repacked=is_repacked), []
-        tensor = self._arenas[home].tensor(info.dtype, info.ne, name)
+            self._arenas[home], self._taken[home] = Arena(self._budget, is_repacked=home.is_repacked), []
+        tensor = self._arenas[home].tensor(dtype, info.ne, name)
         self._taken[home].append((tensor, info))
         return tensor
+
+    def _kept_as(self, dtype: DType, ne: tuple[int, ...], device: Device, use: Use) -> tuple[DType, _Home]:
+        """Return the type and the place of a tensor: another than in the file where products are faster so."""
+        if not self._repacks or len(ne) != _REPACKED_DIMS[use]:
+            return dtype, _Home(device, False, False)
+        is_widened = dtype == widening.NARROW and widening.pays(device)
+        dtype = widening.WIDE if is_widened else dtype
+        return dtype, _Home(device, can_repack(device, dtype, ne), is_widened)
 
     def need_f32(self, name: str, ne: tuple[int, ...], device: Device) -> Tensor:
         """Return the tensor of that name, which its reader takes as f32 only; checks it like `need`."""
@@ -180,14 +189,20 @@ class Weights:
 def _has_room(file: GGUFFile, placement: Placement) -> bool:
     """Whether all is on the CPU, and a copy of the file fits into its memory: what is mapped needs none."""
     # beside another device the CPU lends it its weights for long prompts, and these must lie as they are in the file
-    return all(device.kind == "cpu" and file.nbytes <= device.memory_free for device in placement.devices)
+    n_bytes = file.nbytes * widening.GROWTH
+    return all(device.kind == "cpu" and n_bytes <= device.memory_free for device in placement.devices)
 
 
 def _copied(buffer: Buffer, taken: list[tuple[Tensor, TensorInfo]], mapped: mmap.mmap) -> Iterator[int]:
     """Fill tensors from the file; yields the bytes of each when it is done."""
     source = np.frombuffer(mapped, np.uint8)
     for tensor, info in taken:
-        buffer.adopt(tensor).set(source[info.offset : info.offset + info.nbytes])
+        data = source[info.offset : info.offset + info.nbytes]
+        if tensor.dtype != info.dtype:
+            wide = np.empty(tensor.nbytes, np.uint8)
+            widening.widen(data, wide)
+            data = wide
+        buffer.adopt(tensor).set(data)
         _forget(mapped, info)
         yield info.nbytes
 

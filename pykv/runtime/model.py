@@ -66,9 +66,10 @@ class Model:
         n_gpu_layers : layers that go to the devices, from the last one down, the output counting as one; -1 = all.
         progress : called with bytes done and bytes in all while weights are uploaded or repacked.
         repack : lay matrices out anew where this CPU multiplies faster so, as it does with ``q4_0``, ``q4_K`` and
-            ``iq4_nl`` on most; others stay mapped. That takes about a second for each gigabyte of them, and memory
-            of the process's own for a copy, where a mapped file takes none. It is left out if the file does not fit
-            into free memory once more, or other devices take part. Results differ in rounding.
+            ``iq4_nl`` on most, and with ``q5_0`` kept as ``q8_0`` where measuring says so; others stay mapped. That
+            takes about a second for each gigabyte of them, and memory of the process's own for a copy, where a mapped
+            file takes none. It is left out if the file does not fit into free memory once more, or other devices
+            take part. Repacked matrices round otherwise; ``q8_0`` gives what ``q5_0`` does, to the bit.
 
         Raises
         ------
