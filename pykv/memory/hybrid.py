@@ -29,7 +29,7 @@ from pykv.memory.spec import MemorySpec
 from pykv.memory.state_part import StatePart
 from pykv.memory.stored_kv import StoredKV
 from pykv.memory.verb import read, step, verb
-from pykv.typing import BoolArray, F32Array, I32Array
+from pykv.typing import BoolArray, F32Array, I32Array, as_int
 
 
 class HybridMemory(MemoryParts):
@@ -103,9 +103,25 @@ class HybridMemory(MemoryParts):
 
     @verb
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
-        """Remove a range of a sequence, or of all with -1; False, with nothing changed, if a state cannot go back."""
+        """Remove a range of a sequence, or of all with -1; False, with nothing changed, if a state cannot go back.
+
+        A sequence that loses its newest token then ends with the last of those whose K and V are left, in both parts.
+        """
         # differs from llama.cpp: -1 is every sequence here too (there: refused, since states know no such thing)
-        return step(self.recurrent.seq_rm)(seq_id, p0, p1) and step(self.attention.seq_rm)(seq_id, p0, p1)
+        seqs = range(self.n_seq_max) if as_int(seq_id) == -1 else (seq_id,)
+        undo, (first, end) = self.recurrent.bookmark(), clip_range(p0, p1)
+        for s in seqs:
+            cut = first <= self.recurrent.pos_max(s) < end
+            if not step(self.recurrent.seq_rm)(s, self._end_below(s, first) if cut else p0, p1):
+                undo()
+                return False
+        return step(self.attention.seq_rm)(seq_id, p0, p1)
+
+    def _end_below(self, seq_id: int, p: int) -> int:
+        """Return the position behind the last of a sequence's tokens below `p`, 0 without one."""
+        # differs from llama.cpp: there a state goes back to p - 1, also where that token was copied or cut away
+        pos = self.attention.seen(seq_id)[0]
+        return int(pos[pos < p].max(initial=-1)) + 1
 
     @verb
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:

@@ -135,13 +135,13 @@ def naive(memory: Memory) -> NaiveSequences:
     return one
 
 
-def become(naive: NaiveSequences, src: int, dst: int, p0: int, p1: int) -> None:
-    """Copy as memories with states do: what `dst` held goes."""
+def become(naive: NaiveSequences, is_state: bool, src: int, dst: int, p0: int, p1: int) -> None:
+    """Copy as memories with states do: what `dst` held goes. A state alone begins with its first token, whatever p0."""
     last = max((p for p, _ in naive.rows(src)), default=-1)
     end = 2**31 if p1 < 0 else p1
     if src != dst and max(p0, 0) < end and p0 <= max(last, 0):
         naive.held[dst] = []
-        naive.seq_cp(src, dst, p0, p1)
+        naive.seq_cp(src, dst, 0 if is_state else p0, p1)
 
 
 CALLS = [
@@ -181,7 +181,7 @@ def tell_naive(memory: Memory, naive: NaiveSequences, verb: str, args: tuple) ->
     elif verb == "seq_keep" and isinstance(memory, RecurrentMemory):
         naive.held = [rows if s == args[0] else [] for s, rows in enumerate(naive.held)]
     elif verb == "seq_cp" and has_state(memory):
-        become(naive, *full)
+        become(naive, isinstance(memory, RecurrentMemory), *full)
     elif verb == "seq_add" and has_state(memory) and loses_its_end(naive, *full):
         naive.held[full[0]] = []
     else:

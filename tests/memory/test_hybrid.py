@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.state_scene import StateScene, hybrid_spec, spoil
+from support.state_scene import StateScene, hybrid_spec, spoil, state_after
 
 from pykv.cells import NO_WINDOW, SwaType, Window
 from pykv.errors import BatchError, ParamError
@@ -236,6 +236,35 @@ def test_a_common_token_behind_one_of_its_own_is_refused() -> None:
         two.memory.init_batch(apart, N_UBATCH)
     two.decode([((0, 1), 5), ((0, 1), 6), (0, 7), (1, 8)])
     two.check()
+
+
+@pytest.mark.parametrize(("removed", "cut", "ends_at"), [((0, 3, 5), 5, None), ((0, 4, 5), 5, 3), ((0, 3, 5), 6, 5)])
+def test_a_state_went_back_to_a_token_that_had_been_cut_away(
+    removed: tuple[int, int, int], cut: int, ends_at: int | None
+) -> None:
+    """It ended behind what was attended to; there is none of the token before the hole if that is too long ago."""
+    one = hybrid(64, n_rs_seq=3)
+    memory = one.memory
+    one.decode(tokens_of(1, 2, 3, 4, 5, 6, 7))
+    assert memory.seq_rm(*removed)
+    before = memory.dump()
+    assert memory.seq_rm(0, cut) is (ends_at is not None)
+    memory.check()
+    if ends_at is None:
+        assert memory.dump() == before
+    else:
+        assert memory.attention.pos_max(0) == memory.recurrent.pos_max(0) == ends_at
+        assert memory.s(1, 0)[0] == state_after(range(1, ends_at + 2))
+
+
+def test_a_copy_of_the_last_token_alone_left_its_state_behind_when_that_was_cut() -> None:
+    two = hybrid(64, 3, n_rs_seq=3, unified=True)
+    memory = two.memory
+    two.decode(tokens_of(1, 2, 3, 4, 5, 6, 7))
+    memory.seq_cp(0, 2, 6, -1)
+    assert memory.seq_rm(2, 4)
+    memory.check()
+    assert (memory.attention.pos_max(2), memory.recurrent.pos_max(2), memory.pos_max(0)) == (-1, -1, 6)
 
 
 @pytest.mark.parametrize(("unified", "delta", "cells_end", "state_end"), [(True, -1, -1, 0), (False, 1, 0, 1)])

@@ -88,6 +88,14 @@ def rollback_by_positions(at: Situation) -> bool:
     return False
 
 
+def rollback_behind_a_gap(at: Situation) -> bool:
+    """llama.cpp takes the state back to the position before, pykv to the last token whose K and V are there."""
+    if not (at.setting.n_rs_seq > 0 and _rolls_back(at) and at.caches):
+        return False
+    p0 = clip_range(*at.call["args"][1:])[0]
+    return any(p0 - 1 not in at.memory.seen(s)[0] for s in _removed_from(at))
+
+
 def outlived_rollback(at: Situation) -> bool:
     """In llama.cpp a rollback that no token has followed outlives its sequence, and does not go to copies."""
     if at.states is None or not any(at.states.table.plane):
@@ -127,6 +135,7 @@ OF_KINDS: tuple[Callable[[Situation], bool], ...] = (
     part_of_a_state,
     rollback_of_a_shared_state,
     rollback_by_positions,
+    rollback_behind_a_gap,
     outlived_rollback,
     state_below_zero,
     keeps_of_one_state,
