@@ -257,6 +257,16 @@ def test_a_state_went_back_to_a_token_that_had_been_cut_away(
         assert memory.s(1, 0)[0] == state_after(range(1, ends_at + 2))
 
 
+def test_a_sequence_that_loses_all_its_tokens_is_empty_wherever_it_began() -> None:
+    one = hybrid(64)
+    one.decode(tokens_of(1, 2, 3))
+    one.memory.seq_add(0, -1, -1, 20)
+    assert one.memory.seq_rm(0, 21) is False
+    assert one.memory.seq_rm(0, 20) is True
+    assert one.memory.pos_max(0) == one.memory.recurrent.pos_max(0) == -1
+    one.memory.check()
+
+
 def test_a_copy_of_the_last_token_alone_left_its_state_behind_when_that_was_cut() -> None:
     two = hybrid(64, 3, n_rs_seq=3, unified=True)
     memory = two.memory

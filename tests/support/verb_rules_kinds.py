@@ -89,8 +89,8 @@ def rollback_by_positions(at: Situation) -> bool:
 
 
 def rollback_behind_a_gap(at: Situation) -> bool:
-    """llama.cpp takes the state back to the position before, pykv to the last token whose K and V are there."""
-    if not (at.setting.n_rs_seq > 0 and _rolls_back(at) and at.caches):
+    """llama.cpp takes the state back to the position before, pykv to the last token of which K and V are left, if any."""
+    if not (_rolls_back(at) and at.caches):
         return False
     p0 = clip_range(*at.call["args"][1:])[0]
     return any(p0 - 1 not in at.memory.seen(s)[0] for s in _removed_from(at))
