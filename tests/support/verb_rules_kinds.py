@@ -89,7 +89,7 @@ def rollback_by_positions(at: Situation) -> bool:
 
 
 def rollback_behind_a_gap(at: Situation) -> bool:
-    """llama.cpp takes the state back to the position before, pykv to the last token of which K and V are left, if any."""
+    """llama.cpp takes the state back to the position before, pykv to the last token that is left, if any."""
     if not (_rolls_back(at) and at.caches):
         return False
     p0 = clip_range(*at.call["args"][1:])[0]
