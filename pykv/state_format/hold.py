@@ -77,6 +77,15 @@ def _hold_rows_of_stream(stream: StreamRecords, layout: KVLayout, what: str, *, 
         raise mismatch(f"{what}: widths by which K and V are rotated", layout.rot, stream.rot, at + 8)
     _hold_all_rows(stream.k, layout.k, f"{what}: K", by_channel=False, strict=strict)
     _hold_all_rows(stream.v, layout.v, f"{what}: V", by_channel=layout.v_trans, strict=strict)
+    if not strict and stream.rot is not None:  # else it is that of the memory
+        _hold_rotation(stream.rot[0], stream.k, f"{what}: rotation of K", at + 8)
+        _hold_rotation(stream.rot[1], stream.v, f"{what}: rotation of V", at + 12)
+
+
+def _hold_rotation(width: int, rows: tuple[RowsRecord, ...], what: str, at: int) -> None:
+    """Refuse a rotation that cannot be undone, since rows are no whole number of such blocks."""
+    if width and any((ELEMENTS[one.dtype].width(one.row_bytes) or 0) % width for one in rows):
+        raise mismatch(what, "0 or a width that divides every row", width, at)
 
 
 def _order(by_channel: bool) -> str:

@@ -258,6 +258,23 @@ def test_one_kind_of_file_is_not_taken_for_another(model: pykv.Model, tmp_path: 
                 call()
 
 
+def test_a_rotation_that_fits_no_row_lost_the_memory(model: pykv.Model) -> None:
+    """It was noticed amid the conversion that `strict=False` asks for, when the cells had been given away."""
+    with model.context(**PARAMS) as ctx:
+        told(ctx)
+        good = ctx.state_bytes(0)
+        # magic, id, streams, cells, 8 cells of 3 words, V layout, layers: then the widths of K and of V
+        at = 16 + 12 * len(TOKENS) + 8
+        before = held(ctx)
+        for offset in (at, at + 4):
+            for width in (2**31, 4096):
+                bad = bytearray(good)
+                bad[offset : offset + 4] = width.to_bytes(4, "little")
+                with pytest.raises(StateError, match=r"rotation of [KV]: expected 0 or a width that divides every row"):
+                    ctx.load_state_bytes(bytes(bad), 0, strict=False)
+        assert held(ctx) == before
+
+
 def test_bad_arguments(model: pykv.Model, tmp_path: Path) -> None:
     ctx = model.context(**PARAMS)
     told(ctx)
@@ -268,6 +285,10 @@ def test_bad_arguments(model: pykv.Model, tmp_path: Path) -> None:
         (lambda: ctx.save_session(tmp_path / "x", [2**40]), "tokens"),
         (lambda: ctx.save_sequence(tmp_path / "x", 3), "seq_id"),
         (lambda: ctx.state_bytes(7), "seq_id"),
+        (lambda: ctx.state_bytes(-1), "seq_id"),
+        (lambda: ctx.save_sequence(tmp_path / "x", -1), "seq_id"),
+        (lambda: ctx.load_sequence(tmp_path / "x", -1), "seq_id"),
+        (lambda: ctx.load_state_bytes(bytes(ctx.state_bytes(0)), -1), "seq_id"),
     ):
         with pytest.raises((ParamError, pykv.errors.SequenceError), match=match):
             call()

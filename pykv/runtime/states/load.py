@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pykv.cells.arguments import sequence_id
 from pykv.errors import StateError
 from pykv.runtime.states.identity import check_setup
 from pykv.runtime.states.saved_file import SavedFile, opened
@@ -30,15 +31,17 @@ def load_session(context: Context, path: str | os.PathLike[str], *, strict: bool
 
 def load_sequence(context: Context, path: str | os.PathLike[str], seq_id: int, *, strict: bool) -> list[int]:
     """Let a sequence be the one in a sequence file. Returns its tokens."""
+    seq_id = sequence_id("seq_id", seq_id, context.memory.n_seq_max)
     with opened(path) as saved:
         return _load_file(context, saved, Kind.SEQUENCE_FILE, seq_id, os.fspath(path), strict=strict)
 
 
 def load_bytes(context: Context, data: Buffer, seq_id: int | None, *, partial: bool, strict: bool) -> None:
     """Let a sequence, or with None all of a context, be what `state_bytes` returned."""
+    which = ALL if seq_id is None else sequence_id("seq_id", seq_id, context.memory.n_seq_max)
     saved = SavedFile.of_bytes(data)
     _need_kind(saved, Kind.CONTEXT_BYTES if seq_id is None else Kind.SEQUENCE_BYTES)
-    _load(context, saved, ALL if seq_id is None else seq_id, partial=partial, strict=strict)
+    _load(context, saved, which, partial=partial, strict=strict)
 
 
 def _load_file(context: Context, saved: SavedFile, kind: Kind, seq_id: int, path: str, *, strict: bool) -> list[int]:

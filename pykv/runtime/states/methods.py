@@ -103,7 +103,8 @@ class SavedStates(ABC):
 
         Parameters
         ----------
-        partial : only what a cut cannot bring back, windows and states; empty of a memory that has neither.
+        partial : only what a cut cannot bring back, windows and states. A memory that has neither gives all: its only
+            part is never left out.
         """
         return save.state_bytes(self._saved_context, seq_id, partial, save.parse_dialect(dialect))
 

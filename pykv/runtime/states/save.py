@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pykv.cells.arguments import sequence_id
 from pykv.errors import ParamError
 from pykv.memory.state_files import StateImage
 from pykv.runtime.states.identity import setup_of
@@ -82,6 +83,7 @@ def save_sequence(
     dialect: Dialect,
 ) -> int:
     """Write one sequence, and notes behind it. Returns the bytes of the file."""
+    seq_id = sequence_id("seq_id", seq_id, context.memory.n_seq_max)
     head = sequence_head(token_array(tokens), dialect)
     image = context.memory.state_image(seq_id, dialect=dialect)
 
@@ -101,10 +103,11 @@ def save_sequence(
 def state_bytes(context: Context, seq_id: int | None, partial: bool, dialect: Dialect) -> memoryview:
     """Return one sequence, or with None all, in the form that llama.cpp keeps in memory."""
     if seq_id is None:
-        head = context_head(context.model.hparams.architecture)
+        which, head = ALL, context_head(context.model.hparams.architecture)
     else:
-        head = sequence_bytes_head(int(seq_id))
-    image = context.memory.state_image(ALL if seq_id is None else seq_id, partial, dialect)
+        which = sequence_id("seq_id", seq_id, context.memory.n_seq_max)
+        head = sequence_bytes_head(which)
+    image = context.memory.state_image(which, partial, dialect)
     # numpy's memory comes in large pages, that of bytes in small ones, which take longer to get than to fill
     out, at = np.empty(len(head) + image.nbytes, np.uint8), 0
 
