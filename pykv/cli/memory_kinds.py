@@ -11,8 +11,6 @@ from pykv.cli.console import size
 if TYPE_CHECKING:
     from pykv.memory import MemorySpec
 
-_STATE_ELEMENT_NBYTES = 4
-
 
 @dataclass(frozen=True)
 class MemoryKinds:
@@ -54,7 +52,7 @@ class MemoryKinds:
             window=spec.window.n_swa if n_window else 0,
             window_kind=spec.window.kind if n_window else None,
             n_state=len(states),
-            state_nbytes=sum(state.n_embd_r + state.n_embd_s for state in states) * _STATE_ELEMENT_NBYTES,
+            state_nbytes=sum(state.nbytes for state in states),
             n_reuse=len(spec.reuse),
             n_k_only=sum(layer.k_only for layer in attending),
         )

@@ -46,6 +46,11 @@ class StateSpec:
         if self.n_embd_r + self.n_embd_s == 0:
             raise ParamError("n_embd_r=0 and n_embd_s=0: a state holds something, or there is none")
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both rows."""
+        return 4 * (self.n_embd_r + self.n_embd_s)
+
 
 @dataclass(frozen=True)
 class LayerSpec:

@@ -71,7 +71,7 @@ class StatePlan(TensorPlan[StateLayerPlan]):
     @property
     def nbytes_per_layer(self) -> dict[int, int]:
         """Bytes of each layer's states, without alignment."""
-        return {layer.il: 4 * self.n_rows * (layer.state.n_embd_r + layer.state.n_embd_s) for layer in self.layers}
+        return {layer.il: self.n_rows * layer.state.nbytes for layer in self.layers}
 
     def make_tensors(
         self, layers: tuple[StateLayerPlan, ...]

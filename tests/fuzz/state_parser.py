@@ -2,7 +2,7 @@
 
 From the root of a checkout, with a Python that has numpy, xxhash and atheris:
 
-    python tests/fuzz/state_parser.py /tmp/corpus -max_total_time=600 -max_len=4096
+    python tests/fuzz/state_parser.py CORPUS_FOLDER -max_total_time=600 -max_len=4096
 
 An empty or missing corpus folder is filled first: one file for each small state that the tests know, and the small
 beginnings of files that llama.cpp wrote. Anything but StateError ends the run, with the input in `crash-*`, which can

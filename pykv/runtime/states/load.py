@@ -11,6 +11,7 @@ import numpy as np
 
 from pykv.cells.arguments import sequence_id
 from pykv.errors import StateError
+from pykv.memory.state_part import ALL
 from pykv.runtime.states.identity import check_setup
 from pykv.runtime.states.saved_file import SavedFile, opened
 from pykv.state_format import Kind, parse_state
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from pykv.runtime.context import Context
-
-ALL = -1
 
 
 def load_session(context: Context, path: str | os.PathLike[str], *, strict: bool) -> list[int]:

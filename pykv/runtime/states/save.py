@@ -12,6 +12,7 @@ import numpy as np
 from pykv.cells.arguments import sequence_id
 from pykv.errors import ParamError
 from pykv.memory.state_files import StateImage
+from pykv.memory.state_part import ALL
 from pykv.runtime.states.identity import setup_of
 from pykv.runtime.states.saved_file import PREVIOUS, notes_before
 from pykv.runtime.states.section_sums import SectionSums
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from pykv.runtime.context import Context
-
-ALL = -1
 
 
 @dataclass(frozen=True)
