@@ -3,52 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.oracle import Oracle, OracleBatch
-from support.paired import Pair, pykv_batch
+from support.paired import Pair
 from support.state_io import load, parsed, saved, without_rows
+from support.state_pairs import TOKENS, Setting, greedy, lived, pairs_of
 from support.tiny.model import TinyFile
 from support.verb_setting import MODELS
 
-import pykv
-from pykv.memory import HybridMemory, RecurrentMemory
 from pykv.state_format import Dialect
 from pykv.state_format.containers import context_head, sequence_bytes_head
 
 pytestmark = pytest.mark.oracle
 
-TOKENS = np.random.default_rng(3).integers(0, 256, 400).tolist()
 N_NEXT = 20
 THEIRS = Dialect.S10
 """What the llama.cpp of the tests writes."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A context on both sides."""
-
-    model: str
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash: bool = True
-    unified: bool = True
-    n_rs_seq: int = 0
-    swa_full: bool = False
-
-    @property
-    def has_same_bits(self) -> bool:
-        """Whether both compute the same bits: not sums of f32 without flash attention, nor turns by several axes."""
-        return (self.flash or self.type_v != "f32") and not self.model.startswith("qwen2vl")
-
-    @property
-    def name(self) -> str:
-        words = [self.model, self.type_k, self.type_v, "flash" if self.flash else "plain"]
-        words += ["unified" if self.unified else "streams"] + ["rollback"] * bool(self.n_rs_seq)
-        return "-".join(words + ["full"] * self.swa_full)
 
 
 def varied(model: str) -> list[Setting]:
@@ -91,60 +63,8 @@ def setting(request: pytest.FixtureRequest) -> Setting:
 
 @pytest.fixture
 def contexts(setting: Setting, oracle: Oracle, write_tiny: Callable[[TinyFile], Path]) -> Iterator[Callable[..., Pair]]:
-    path = write_tiny(MODELS[setting.model])
-    made: list[Pair] = []
-
-    def make(n_ctx: int = 1024) -> Pair:
-        made.append(
-            Pair(
-                oracle,
-                model,
-                path,
-                n_ctx=n_ctx,
-                n_seq_max=3,
-                n_ubatch=32,
-                n_threads=1,
-                type_k=setting.type_k,
-                type_v=setting.type_v,
-                flash_attn=setting.flash,
-                kv_unified=setting.unified,
-                swa_full=setting.swa_full,
-                n_rs_seq=setting.n_rs_seq,
-            )
-        )
-        return made[-1]
-
-    with pykv.Model.load(str(path)) as model:
-        try:
-            yield make
-        finally:
-            for one in made:
-                one.close()
-
-
-def has_states(pair: Pair) -> bool:
-    return isinstance(pair.ours.memory, (RecurrentMemory, HybridMemory))
-
-
-def lived(pair: Pair, setting: Setting) -> None:
-    """Give both sides the same history: two conversations that alternate, a fork, cuts, and holes."""
-
-    def decode(seq_id: int, n: int) -> None:
-        start = pair.ours.memory.pos_max(seq_id) + 1
-        pair.decode(OracleBatch.of(TOKENS[start : start + n], start, seq_id))
-
-    decode(0, 24)
-    for _ in range(5):
-        decode(1, 3)
-        decode(0, 2)
-    pair.edit("seq_cp", 0, 2, -1, -1)
-    decode(2, 7)
-    if not has_states(pair):
-        pair.edit("seq_rm", 1, 9, -1)
-    decode(0, 30)
-    decode(1, 4)
-    if setting.n_rs_seq:
-        pair.edit("seq_rm", 0, 62, -1)
+    with pairs_of(setting, oracle, write_tiny(MODELS[setting.model])) as make:
+        yield make
 
 
 def head_of(setting: Setting, seq_id: int) -> bytes:
@@ -178,14 +98,6 @@ def test_equal_histories_give_equal_bytes(contexts: Callable[..., Pair], setting
         check_same(pair, setting, seq_id)
 
 
-def greedy(context: pykv.Context, token: int, pos: int, seq_id: int) -> list[int]:
-    tokens = [token]
-    for i in range(N_NEXT):
-        context.decode(pykv_batch(OracleBatch.of(tokens[-1:], pos + i, seq_id)))
-        tokens.append(int(np.array(context.logits)[-1].argmax()))
-    return tokens[1:]
-
-
 def test_each_side_goes_on_with_what_the_other_wrote(contexts: Callable[..., Pair], setting: Setting) -> None:
     """One sequence, into another number of cells, of which others hold some, with holes between them."""
     first, other = contexts(), contexts(1536)
@@ -204,8 +116,8 @@ def test_each_side_goes_on_with_what_the_other_wrote(contexts: Callable[..., Pai
     p = first.ours.memory.pos_max(0) + 1
     expected, _ = first.theirs.greedy(OracleBatch.of([7], p, 0), N_NEXT)
     assert other.theirs.greedy(OracleBatch.of([7], p, 1), N_NEXT)[0] == expected
-    assert greedy(other.ours, 7, p, 1) == expected
-    assert greedy(first.ours, 7, p, 0) == expected
+    assert greedy(other.ours, 7, p, 1, N_NEXT) == expected
+    assert greedy(first.ours, 7, p, 0, N_NEXT) == expected
 
 
 def test_each_side_goes_on_with_all_that_the_other_wrote(contexts: Callable[..., Pair], setting: Setting) -> None:
@@ -224,4 +136,4 @@ def test_each_side_goes_on_with_all_that_the_other_wrote(contexts: Callable[...,
         p = first.ours.memory.pos_max(seq_id) + 1
         expected, _ = first.theirs.greedy(OracleBatch.of([9], p, seq_id), N_NEXT)
         assert other.theirs.greedy(OracleBatch.of([9], p, seq_id), N_NEXT)[0] == expected
-        assert greedy(other.ours, 9, p, seq_id) == expected
+        assert greedy(other.ours, 9, p, seq_id, N_NEXT) == expected

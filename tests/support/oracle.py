@@ -242,6 +242,23 @@ class OracleContext:
             return int(self._oracle.call("state_set", self._id, data))
         return int(self._oracle.call("state_seq_set_ext", self._id, data, seq_id, int(partial)))
 
+    def save_file(self, path: Path, tokens: Sequence[int], seq_id: int = -1) -> None:
+        """Write a sequence file, or with -1 a session file."""
+        if seq_id == -1:
+            written = self._oracle.call("state_save_file", self._id, str(path), list(tokens))
+        else:
+            written = self._oracle.call("state_seq_save_file", self._id, str(path), seq_id, list(tokens))
+        if not written:
+            raise OracleError(f"llama.cpp did not write {path}")
+
+    def load_file(self, path: Path, seq_id: int = -1) -> tuple[int, list[int]]:
+        """Load a sequence file, or with -1 a session file; return the bytes read or True, 0 = refused; its tokens."""
+        if seq_id == -1:
+            done, tokens = self._oracle.call("state_load_file", self._id, str(path))
+        else:
+            done, tokens = self._oracle.call("state_seq_load_file", self._id, str(path), seq_id)
+        return int(done), list(tokens)
+
     def close(self) -> None:
         """Free the context; its model stays loaded."""
         if self._oracle.is_running:

@@ -22,6 +22,9 @@ import numpy as np
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 FLASH = {"auto": -1, False: 0, True: 1}
 
+MAX_TOKENS = 4096
+"""Tokens that a state file may name."""
+
 log_lines: deque[str] = deque(maxlen=400)
 
 
@@ -213,6 +216,26 @@ class Worker:
     def state_set(self, ctx_id: int, data: bytes) -> int:
         room = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         return int(lc.llama_state_set_data(self._contexts[ctx_id], room, len(data)))
+
+    def state_save_file(self, ctx_id: int, path: str, tokens: list[int]) -> bool:
+        room = (lc.llama_token * len(tokens))(*tokens)
+        return bool(lc.llama_state_save_file(self._contexts[ctx_id], path.encode(), room, len(tokens)))
+
+    def state_load_file(self, ctx_id: int, path: str) -> tuple[bool, list[int]]:
+        room, n = (lc.llama_token * MAX_TOKENS)(), ctypes.c_size_t()
+        ctx = self._contexts[ctx_id]
+        ok = lc.llama_state_load_file(ctx, path.encode(), room, MAX_TOKENS, ctypes.byref(n))
+        return bool(ok), list(room[: n.value])
+
+    def state_seq_save_file(self, ctx_id: int, path: str, seq_id: int, tokens: list[int]) -> int:
+        room = (lc.llama_token * len(tokens))(*tokens)
+        return int(lc.llama_state_seq_save_file(self._contexts[ctx_id], path.encode(), seq_id, room, len(tokens)))
+
+    def state_seq_load_file(self, ctx_id: int, path: str, seq_id: int) -> tuple[int, list[int]]:
+        room, n = (lc.llama_token * MAX_TOKENS)(), ctypes.c_size_t()
+        ctx = self._contexts[ctx_id]
+        nbytes = lc.llama_state_seq_load_file(ctx, path.encode(), seq_id, room, MAX_TOKENS, ctypes.byref(n))
+        return int(nbytes), list(room[: n.value])
 
     # pieces
 
