@@ -101,9 +101,11 @@ def put_all(streams: CellStreams, loaded: Sequence[LoadedCells]) -> None:
     ------
     NoSlotError : there are too few; nothing has changed.
     """
-    most = max(some.pos.size for some in loaded)
-    if most > streams.n_cells:
-        raise NoSlotError(f"{most} cells of a state, and a stream has {streams.n_cells}")
+    for stream, some in enumerate(loaded):
+        if some.pos.size > streams.n_cells:
+            raise NoSlotError(
+                f"stream {stream}: {some.pos.size} cells of a state, and a stream has {streams.n_cells} cells"
+            )
     streams.clear()
     for cells, some in zip(streams.cells, loaded, strict=True):
         cells.restore(np.arange(some.pos.size), some.snapshot())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -21,7 +20,7 @@ from pykv.memory.state_runs import Sink
 from pykv.memory.verb import Listener, step, verb
 from pykv.state_format import NEWEST, Dialect, KVSection, RowsRecord, Section, SectionLayout
 from pykv.state_format.parse import hold
-from pykv.typing import POS_INF, AnyArray, as_int
+from pykv.typing import AnyArray, as_int
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -116,8 +115,8 @@ class StateFiles(ABC):
         sections : the state, parsed.
         source : the bytes that it was parsed from.
         partial : it was saved so; what it lacks stays as it is.
-        convert : convert what is not as this memory stores it: the order of V, the number of streams for one sequence,
-            other sequences than the memory has, element types and rotations. The answer says what was lost.
+        convert : convert what is not as this memory stores it: the order of V, shared cells or streams, more or fewer
+            sequences than there may be here, element types and rotations. The answer says what was lost.
 
         Raises
         ------
@@ -144,10 +143,7 @@ class StateFiles(ABC):
         if len(sections) != len(parts):
             raise StateError(f"a state of {len(sections)} parts, and the memory has {len(parts)}")
         for part, section in zip(parts, sections, strict=True):
-            layout = part.layout
-            if loading.convert and loading.is_whole:  # how many cells are left is known when sequences are dropped
-                layout = replace(layout, n_cells=POS_INF)
-            hold(section, layout, whole=loading.is_whole, strict=not loading.convert)
+            hold(section, part.layout, whole=loading.is_whole, strict=not loading.convert)
             _check_spans(section, loading.data)
         return list(zip(parts, sections, strict=True))
 

@@ -18,6 +18,7 @@ from pykv.errors import StateError
 from pykv.ggml import Tensor
 from pykv.ggml.types import BY_NUMBER
 from pykv.memory.hadamard import rotation_sizes
+from pykv.memory.state_arrange import Arranged, into_streams, without_hidden
 from pykv.memory.state_cells import CellsOf
 from pykv.memory.state_convert import Form, fill
 from pykv.memory.state_part import ALL, Fill, Loading, Payload, Piece
@@ -53,13 +54,13 @@ class Placed(NamedTuple):
     Attributes
     ----------
     stream : of the cache.
-    records : as the section has them.
+    source : which stream of the section they were.
     cells : (k,) of the stream, ascending.
     picked : (k,) which rows of the section they get; None = all.
     """
 
     stream: int
-    records: StreamRecords
+    source: int
     cells: I64Array
     picked: I64Array | None
 
@@ -139,26 +140,42 @@ class KVState:
             loading.placed[id(self._cache.streams)] = section, placed
             self._cache.note_loaded(loading.seq_id)
         else:
-            placed = _beside(section, *before, loading)
-        return [one for each in placed if each.records.cells.n for one in self._fills(each, loading)]
+            _check_same_cells(before[0], section)
+            placed = before[1]
+        return [one for each in placed if each.cells.size for one in self._fills(section, each, loading)]
 
     def _put_one(self, section: KVSection, loading: Loading) -> list[Placed]:
-        streams, source = self._cache.streams, _only_stream(section)
-        if len(section.streams) != streams.n_stream:
-            loading.note(f"{len(section.streams)} streams → {streams.n_stream}")
-        at = put_sequence(streams, loading.seq_id, _loaded(source.cells))
+        streams = self._cache.streams
+        self._note_streams(section, loading)
+        source = next((s for s, one in enumerate(section.streams) if one.cells.n), 0)
+        at = put_sequence(streams, loading.seq_id, _loaded(section.streams[source].cells))
         return [Placed(streams.stream_of(loading.seq_id), source, at, None)]
 
     def _put_all(self, section: KVSection, loading: Loading) -> list[Placed]:
-        kept = [loading.kept(one.cells, self._cache.n_seq_max) for one in section.streams]
-        put_all(self._cache.streams, [_loaded(cells) for cells, _ in kept])
-        return [
-            Placed(stream, source, np.arange(cells.n), picked)
-            for stream, (source, (cells, picked)) in enumerate(zip(section.streams, kept, strict=True))
-        ]
+        self._note_streams(section, loading)
+        arranged = self._arranged([one.cells for one in section.streams], loading)
+        put_all(self._cache.streams, [_loaded(one.cells) for one in arranged])
+        return [placed for stream, one in enumerate(arranged) for placed in _placed(stream, one)]
 
-    def _fills(self, placed: Placed, loading: Loading) -> Iterator[Fill]:
-        records, by_channel = placed.records, self.layout.v_trans
+    def _arranged(self, sources: list[CellRecords], loading: Loading) -> list[Arranged]:
+        """Return what goes into each stream; of windows that lack room, only what is seen."""
+        cache, found = self._cache, into_streams(sources, self._cache.n_stream)
+        if cache.n_stream not in (1, len(sources)):
+            loading.leave_out(sum(int((cells.n_ids == 0).sum()) for cells in sources), "of no sequence")
+        is_tight = any(one.cells.n > cache.n_cells for one in found)
+        if not loading.convert or not is_tight or cache.spec.window.type is SwaType.NONE:
+            return found
+        seen = [without_hidden(one, cache.spec.window) for one in found]
+        n_hidden = sum(one.cells.n for one in found) - sum(one.cells.n for one in seen)
+        loading.leave_out(n_hidden, "that a window hides")
+        return seen
+
+    def _note_streams(self, section: KVSection, loading: Loading) -> None:
+        if len(section.streams) != self._cache.n_stream:
+            loading.note(f"{len(section.streams)} streams → {self._cache.n_stream}")
+
+    def _fills(self, section: KVSection, placed: Placed, loading: Loading) -> Iterator[Fill]:
+        records, by_channel = section.streams[placed.source], self.layout.v_trans
         if records.v and records.v_trans != by_channel:
             loading.note(f"V {_order(not by_channel)} → {_order(by_channel)}")
         rot = records.rot or self._rotation_of(records)
@@ -239,22 +256,19 @@ def _loaded(cells: CellRecords) -> LoadedCells:
     return LoadedCells(cells.pos, cells.ext, cells.n_ids, cells.ids)
 
 
-def _only_stream(section: KVSection) -> StreamRecords:
-    """Return the stream that holds the sequence; the first one if none does."""
-    return next((one for one in section.streams if one.cells.n), section.streams[0])
+def _placed(stream: int, arranged: Arranged) -> Iterator[Placed]:
+    """Yield where the cells of each share are in a stream that holds them from its first cell on."""
+    first = 0
+    for source, picked, n in arranged.shares:
+        yield Placed(stream, source, np.arange(first, first + n), picked)
+        first += n
 
 
-def _beside(section: KVSection, other: KVSection, placed: list[Placed], loading: Loading) -> list[Placed]:
-    """Return where cells are that another cache's section has listed already.
-
-    Raises
-    ------
-    StateError : this section lists others.
-    """
-    theirs, mine = (one.streams if loading.is_whole else (_only_stream(one),) for one in (other, section))
-    if not all(_same_cells(a.cells, b.cells) for a, b in zip(theirs, mine, strict=True)):
-        raise StateError("two caches over one set of cells: the cells differ", offset=section.span.start)
-    return [one._replace(records=source) for one, source in zip(placed, mine, strict=True)]
+def _check_same_cells(theirs: KVSection, mine: KVSection) -> None:
+    """Refuse a section that lists other cells than one that another cache has put there already."""
+    pairs = zip(theirs.streams, mine.streams, strict=False)
+    if len(theirs.streams) != len(mine.streams) or not all(_same_cells(a.cells, b.cells) for a, b in pairs):
+        raise StateError("two caches over one set of cells: the cells differ", offset=mine.span.start)
 
 
 def _same_cells(a: CellRecords, b: CellRecords) -> bool:

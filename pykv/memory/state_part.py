@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from pykv.memory.state_runs import Sink
-from pykv.state_format import CellRecords, Dialect, SectionLayout
-from pykv.typing import AnyArray, I64Array
+from pykv.state_format import Dialect, SectionLayout
+from pykv.typing import AnyArray
 
 ALL = -1
 """Every sequence: a state of the whole memory."""
@@ -39,13 +37,13 @@ class Converted:
     ----------
     what : each in words.
     error_k, error_v : how far the row that lost most is off, as a part of its largest element; 0 = nothing was lost.
-    dropped : sequences of the state that the memory cannot hold.
+    n_left_out : cells that no token will see, and that were left out.
     """
 
     what: tuple[str, ...] = ()
     error_k: float = 0.0
     error_v: float = 0.0
-    dropped: tuple[int, ...] = ()
+    n_left_out: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.what)
@@ -53,7 +51,7 @@ class Converted:
     @property
     def is_lossless(self) -> bool:
         """Whether all that the state held is here to the bit."""
-        return not (self.error_k or self.error_v or self.dropped)
+        return not (self.error_k or self.error_v or self.n_left_out)
 
 
 @dataclass
@@ -66,7 +64,7 @@ class Loading:
     data : (n,) uint8, the bytes that the state's spans count.
     convert : whether what differs from what the memory stores is converted.
     placed : per set of cells (by `id`), the section that was put there, and where; caches with one set share it.
-    what, errors, dropped : what becomes a `Converted`; `errors` are of K and of V.
+    what, errors, n_left_out : what becomes a `Converted`; `errors` are of K and of V.
     """
 
     seq_id: int
@@ -75,7 +73,7 @@ class Loading:
     placed: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     what: list[str] = field(default_factory=list)
     errors: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    dropped: set[int] = field(default_factory=set)
+    n_left_out: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -87,24 +85,16 @@ class Loading:
         if what not in self.what:
             self.what.append(what)
 
-    def kept(self, records: CellRecords, n_seq_max: int) -> tuple[CellRecords, I64Array | None]:
-        """Return cells without the sequences that the memory cannot hold, and which they are; None = all of them."""
-        beyond = records.ids >= n_seq_max
-        if not beyond.any():
-            return records, None
-        gone = np.unique(records.ids[beyond]).tolist()
-        self.dropped.update(gone)
-        self.note(f"sequences {gone} dropped, n_seq_max is {n_seq_max}")
-        cell = np.repeat(np.arange(records.n), records.n_ids)
-        n_ids = np.bincount(cell[~beyond], minlength=records.n).astype(np.int32)
-        left = np.flatnonzero((n_ids > 0) | (records.n_ids == 0))
-        ext = None if records.ext is None else records.ext[left]
-        return CellRecords(records.pos[left], n_ids[left], records.ids[~beyond], ext), left
+    def leave_out(self, n: int, which: str) -> None:
+        """Count cells that are not loaded, and say why."""
+        if n:
+            self.n_left_out += n
+            self.what.append(f"{n} cells {which} left out")
 
     def result(self) -> Converted:
         """Return what was converted."""
         error_k, error_v = self.errors
-        return Converted(tuple(self.what), error_k, error_v, tuple(sorted(self.dropped)))
+        return Converted(tuple(self.what), error_k, error_v, self.n_left_out)
 
 
 class StatePart(Protocol):

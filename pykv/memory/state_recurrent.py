@@ -65,33 +65,33 @@ class RecurrentState:
 
     def place(self, section: StatesSection, loading: Loading) -> list[Fill]:
         """See `StatePart.place`."""
-        rows, picked = self._put_all(section, loading) if loading.is_whole else self._put_one(section, loading)
+        rows = self._put_all(section) if loading.is_whole else self._put_one(section, loading)
         if not rows.size:
             return []
         return [
-            partial(fill, CellsOf(tensor, rows, tensor.ne[0]), record, loading.data, (_FORM, _FORM), picked)
+            partial(fill, CellsOf(tensor, rows, tensor.ne[0]), record, loading.data, (_FORM, _FORM))
             for tensor, record in zip(self._tensors(), section.r + section.s, strict=True)
             if tensor is not None
         ]
 
-    def _put_one(self, section: StatesSection, loading: Loading) -> tuple[I64Array, None]:
+    def _put_one(self, section: StatesSection, loading: Loading) -> I64Array:
         cells, states = section.cells, self._memory.states
         if cells.n > 1:
             raise StateError(f"a sequence has one state, this one has {cells.n}", offset=section.span.start)
         if cells.n == 0:
             states.seq_rm(loading.seq_id)
-            return np.empty(0, np.int64), None
-        return np.array([states.place(loading.seq_id, int(cells.pos[0]))]), None
+            return np.empty(0, np.int64)
+        return np.array([states.place(loading.seq_id, int(cells.pos[0]))])
 
-    def _put_all(self, section: StatesSection, loading: Loading) -> tuple[I64Array, I64Array | None]:
-        cells, picked = loading.kept(section.cells, self._memory.n_seq_max)
+    def _put_all(self, section: StatesSection) -> I64Array:
+        cells = section.cells
         if np.unique(cells.ids).size != cells.ids.size or not cells.n_ids.all():
             raise StateError("a sequence with two states, or a state of no sequence", offset=section.span.start)
         owners = np.split(cells.ids, np.cumsum(cells.n_ids)[:-1]) if cells.n else []
         self._memory.states.place_all(
             [(int(pos), tuple(ids.tolist())) for pos, ids in zip(cells.pos, owners, strict=True)]
         )
-        return np.arange(cells.n), picked
+        return np.arange(cells.n)
 
     def _states_of(self, seq_id: int) -> list[tuple[int, tuple[int, ...], int]]:
         """Return position, sequences and row of each state that is written, by cells."""

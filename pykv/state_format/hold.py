@@ -22,21 +22,21 @@ def hold_kv(section: KVSection, layout: KVLayout, *, whole: bool, strict: bool =
     Parameters
     ----------
     strict : if False, accept what can be converted: V by the other order, other types of the same width, other
-        rotations, another number of streams for one sequence, and ids of sequences that the memory does not have.
+        rotations, and another number of streams. How many cells each then gets is not known here.
 
     Raises
     ------
     StateError : names the first difference.
     """
     n_stream = len(section.streams)
-    if n_stream != layout.n_stream and (strict or whole):
+    if n_stream != layout.n_stream and strict:
         raise mismatch("KV section: number of streams", layout.n_stream, n_stream, section.span.start)
     for s, stream in enumerate(section.streams):
         what = f"KV section: stream {s}"
         if strict or not whole:
             _hold_cells(stream.cells, layout.n_cells, what)
         if whole:
-            _hold_ids(stream.cells, None if n_stream == 1 else s, layout.n_seq_max if strict else None, what)
+            _hold_ids(stream.cells, None if n_stream == 1 else s, layout.n_seq_max, what)
         if stream.cells.n:
             _hold_rows_of_stream(stream, layout, what, strict=strict)
 
@@ -44,10 +44,9 @@ def hold_kv(section: KVSection, layout: KVLayout, *, whole: bool, strict: bool =
 def hold_states(section: StatesSection, layout: StatesLayout, *, whole: bool, strict: bool = True) -> None:
     """Refuse what a recurrent memory cannot take over as it is; see `hold_kv`."""
     what = "states section"
-    if strict:  # else states of sequences that the memory does not have are dropped first
-        _hold_cells(section.cells, layout.n_cells, what)
     if whole:
-        _hold_ids(section.cells, None, layout.n_seq_max if strict else None, what)
+        _hold_ids(section.cells, None, layout.n_seq_max, what)
+    _hold_cells(section.cells, layout.n_cells, what)
     if section.n_layer != layout.n_layer:
         raise mismatch(f"{what}: number of layers", layout.n_layer, section.n_layer, section.cells.end + 4)
     _hold_all_rows(section.r, layout.r, f"{what}: R", by_channel=False, strict=strict)
@@ -59,11 +58,11 @@ def _hold_cells(cells: CellRecords, n_cells: int, what: str) -> None:
         raise mismatch(f"{what}: number of cells", f"at most {n_cells}", cells.n, cells.start - 4)
 
 
-def _hold_ids(cells: CellRecords, own: int | None, n_seq_max: int | None, what: str) -> None:
+def _hold_ids(cells: CellRecords, own: int | None, n_seq_max: int, what: str) -> None:
     """Refuse ids that the memory does not have, or that do not belong into their stream."""
     if own is not None and (cells.ids != own).any():
         raise bad_id(cells, int((cells.ids != own).argmax()), f"{own}, whose stream this is", what)
-    if n_seq_max is not None and (cells.ids >= n_seq_max).any():
+    if (cells.ids >= n_seq_max).any():
         raise bad_id(cells, int((cells.ids >= n_seq_max).argmax()), f"less than n_seq_max {n_seq_max}", what)
 
 

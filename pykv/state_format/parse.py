@@ -13,6 +13,7 @@ from pykv.state_format.cursor import Cursor, mismatch
 from pykv.state_format.dialect import NEWEST_FIRST, Dialect
 from pykv.state_format.hold import hold_kv, hold_states
 from pykv.state_format.layout import KVLayout, SectionLayout, StatesLayout
+from pykv.state_format.read_cells import MAX_CELLS
 from pykv.state_format.records import KVSection, Section, StatesSection
 from pykv.state_format.structure import KVShape, SectionShape, StatesShape, read_kv, read_states
 
@@ -53,7 +54,7 @@ def parse_state(
     ------
     StateError : says what was expected, what was found and at which byte.
     """
-    shapes = [shape_of(layout) for layout in layouts]
+    shapes = [shape_of(layout, strict=strict) for layout in layouts]
     with Cursor(data, start, stop) as cursor:
         if dialect is None:
             dialect = _dialect_that_fits(cursor, shapes, whole=whole, exact=exact)
@@ -65,11 +66,12 @@ def parse_state(
         return tuple(sections), cursor.at
 
 
-def shape_of(layout: SectionLayout) -> SectionShape:
+def shape_of(layout: SectionLayout, *, strict: bool = True) -> SectionShape:
     """Return what a layout says about a section that its bytes do not."""
+    n_cells = layout.n_cells if strict else MAX_CELLS  # one stream may hold what goes into several
     if isinstance(layout, KVLayout):
-        return KVShape(layout.has_ext, len(layout.k), len(layout.v), layout.n_cells)
-    return StatesShape(len(layout.r), len(layout.s), layout.n_cells)
+        return KVShape(layout.has_ext, len(layout.k), len(layout.v), n_cells)
+    return StatesShape(len(layout.r), len(layout.s), n_cells)
 
 
 def read_section(cursor: Cursor, shape: SectionShape, dialect: Dialect, *, whole: bool) -> Section:

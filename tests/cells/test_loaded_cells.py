@@ -84,7 +84,7 @@ def test_all_begin_at_the_first_cells() -> None:
     cells = streams.cells[0]
     assert [a[:3].tolist() for a in (cells.ext_x, cells.ext_y, cells.ext_tok)] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
     assert streams.heads == [0]
-    with pytest.raises(NoSlotError, match="6 cells of a state, and a stream has 5"):
+    with pytest.raises(NoSlotError, match="stream 0: 6 cells of a state, and a stream has 5 cells"):
         put_all(streams, [cells_at(list(range(6)))])
     assert streams.dump() == "0:3{0,2} 1:9{} 2:3{1}"
 

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.histories import STEPS, live
 from support.iswa_memory import make_iswa
 from support.kv_scene import plan_batch, run, store_positions
 from support.naive_state import naive_state
 from support.state_io import load, saved
 from support.state_kinds import KINDS, N_SEQ, bookkeeping, data, decode, fill, make, scribble
 
-from pykv.errors import BatchError, NoSlotError, ShiftUnsupported
+from pykv.errors import NoSlotError
 from pykv.memory import KVCache, LayerSpec, MemorySpec, iswa
 from pykv.state_format import Dialect
 
@@ -299,39 +300,6 @@ def test_a_full_window_takes_cells_that_nobody_sees_any_more() -> None:
 
 
 # any history
-
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["decode", "cp", "rm", "cut", "add", "keep"]),
-        st.integers(0, 2),
-        st.integers(0, 2),
-        st.integers(1, 7),
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-def live(memory: Any, steps: list[tuple[str, int, int, int]]) -> None:
-    """Let a memory do what it can of a history."""
-    for what, s, d, n in steps:
-        try:
-            if what == "decode":
-                plan = plan_batch(memory, run(s, range(memory.pos_max(s) + 1, memory.pos_max(s) + 1 + n)), 8)
-                for i in range(0 if plan is None else len(plan.ubatches)):
-                    plan.apply(i)
-            elif what == "cp":
-                memory.seq_cp(s, d)
-            elif what == "rm":
-                memory.seq_rm(s)
-            elif what == "cut":
-                memory.seq_rm(s, max(1, memory.pos_max(s) + 1 - n))
-            elif what == "add":
-                memory.seq_add(s, 0, -1, n - 3)
-            else:
-                memory.seq_keep(s)
-        except (BatchError, NoSlotError, ShiftUnsupported):
-            continue
 
 
 @pytest.mark.parametrize(("name", "unified"), KINDS, ids=str)

@@ -263,8 +263,9 @@ def test_what_can_be_converted_is_no_fault_where_that_is_meant():
     (section,) = parse(state, other, strict=False)
     assert section.streams[0].v_trans is False
     assert [rows.dtype for rows in section.streams[0].k + section.streams[0].v] == [1, 1]
-    ids = StateBytes().kv([[Cell(0, (7,))]], [F16], [F16])
-    assert parse(ids, LAYOUT, whole=True, strict=False)[0].streams[0].cells.ids.tolist() == [7]
+    ids = StateBytes().kv([[Cell(p, (0,)) for p in range(8)]], [F16], [F16])
+    streams = replace(LAYOUT, n_stream=4, n_cells=3)
+    assert parse(ids, streams, whole=True, strict=False)[0].streams[0].cells.n == 8
     for layout, message in [
         (kv_layout([Rows(8, 68)], [Rows(1, 64)]), "K of layer 0: elements of a row: expected 64, found 32"),
         (kv_layout([Rows(8, 34)] * 2, [Rows(8, 34)] * 2), "number of layers: expected 2, found 1"),
@@ -273,7 +274,10 @@ def test_what_can_be_converted_is_no_fault_where_that_is_meant():
         with pytest.raises(StateError, match=message):
             parse(state, layout, strict=False)
     with pytest.raises(StateError, match="number of streams: expected 4, found 1"):
-        parse(ids, replace(LAYOUT, n_stream=4), whole=True, strict=False)
+        parse(ids, replace(LAYOUT, n_stream=4), whole=True)
+    beyond = StateBytes().kv([[Cell(0, (7,))]], [F16], [F16])
+    with pytest.raises(StateError, match="sequence id 0 of cell 0: expected less than n_seq_max 4, found 7"):
+        parse(beyond, LAYOUT, whole=True, strict=False)
 
 
 def test_cells_of_many_lengths_are_read_like_cells_of_one():

@@ -86,6 +86,16 @@ def states_section(memory: Any, seq_id: int) -> bytes:
     return out
 
 
+def stored_rows(cache: Any, stream: int, cells: list[int]) -> list[list[bytes]]:
+    """Return the rows of some cells, tensor by tensor: K and V of each layer of the cache's own."""
+    layers, found = cache.spec.layers, []
+    for il, k, v in cache.store.own_tensors():
+        found.append(_rows(cache, k, stream, cells, layers[il].n_embd_k))
+        if v is not None:
+            found.append(_rows(cache, v, stream, cells, layers[il].n_embd_v, cache.store.v_trans))
+    return found
+
+
 def _is_chosen(cache: Any, cells: Any, i: int, seq_id: int) -> bool:
     if cells.pos[i] < 0 or seq_id == -1:
         return bool(cells.pos[i] >= 0)

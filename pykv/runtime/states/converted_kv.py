@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pykv.errors import ParamError, StateError
 from pykv.ggml import DType
 from pykv.ggml.types import BY_NUMBER
+from pykv.memory.state_arrange import Arranged, Share
 from pykv.memory.state_convert import Form
-from pykv.runtime.states.arrange import Aim, Arranged, Share, arrange_kv, n_without_owner
+from pykv.runtime.states.arrange import Aim, arrange_kv, n_without_owner
 from pykv.runtime.states.conversion_plan import ConversionPlan, Wanted
 from pykv.runtime.states.moved_rows import MovedRows, Taken
 from pykv.runtime.states.read_state import (
