@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pykv.memory import AttentionMass, KVCache, KVSettings, LayerSpec, MemorySpec
     from pykv.runtime import Context, Model
     from pykv.runtime.sampling import Sampler, SamplingParams
+    from pykv.runtime.states import open_state
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ _HOMES = {
     "PykvError": "pykv.errors",
     "Sampler": "pykv.runtime.sampling",
     "SamplingParams": "pykv.runtime.sampling",
+    "open_state": "pykv.runtime.states",
 }
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "Sampler",
     "SamplingParams",
     "__version__",
+    "open_state",
 ]
 
 

@@ -32,7 +32,7 @@ class ContextParams:
 
     Attributes
     ----------
-    n_ctx : tokens in all sequences together; 0 = the model's training context.
+    n_ctx : tokens in all sequences together, rounded up to a multiple of 256; 0 = the model's training context.
     n_batch : most tokens in one `decode`.
     n_ubatch : most tokens computed at once; 0 = `n_batch`.
     n_seq_max : sequences; ids lie below it.
@@ -40,9 +40,10 @@ class ContextParams:
     type_k, type_v : element types of stored K and V, such as "f16" or "q8_0".
     attention : "fused" = pykv's kernel, on the CPU; "flash" = ggml's; "matmul" = multiplied matrices; "auto" =
         whichever is fastest here, for generation and for prompts. See `Context.attention_path`.
-    flash_attn : True for attention="flash", False for "matmul", "auto" = as `attention` says.
+    flash_attn : the bool True for attention="flash", False for "matmul", or "auto" = as `attention` says.
     swa_full : keep all cells of sliding-window layers, not only the window.
-    n_threads : CPU threads; None = all cores this process may use.
+    n_threads : CPU threads; None = all cores this process may use. ggml's threads wait for one another by spinning:
+        where other programs keep the cores busy, or several contexts compute at once, all cores are slower than fewer.
     n_outputs_max : most rows of logits in one `decode`; 0 = `n_batch`.
     n_rs_seq : states kept of each sequence beside the latest, in recurrent layers: by so many tokens it can be cut.
         Without such layers it does nothing.
@@ -101,7 +102,7 @@ class ContextParams:
     def _take_attention(self) -> None:
         flash = self.flash_attn if isinstance(self.flash_attn, str) else as_bool(self.flash_attn)
         if flash is None or flash not in (True, False, "auto"):
-            raise ParamError(f"flash_attn={self.flash_attn!r} must be True, False or 'auto'")
+            raise ParamError(f"flash_attn={self.flash_attn!r} must be True, False or 'auto'; True and False as bools")
         object.__setattr__(self, "flash_attn", flash)
         if not isinstance(self.attention, str) or self.attention not in ATTENTION:
             raise ParamError(f"attention={self.attention!r} must be one of {', '.join(map(repr, ATTENTION))}")

@@ -16,11 +16,11 @@ from pykv.state_format.containers import (
     session_head,
 )
 from pykv.state_format.dialect import NEWEST, Dialect
-from pykv.state_format.durable import Sink, new_content, write_durably
+from pykv.state_format.durable import Sink, new_content, new_contents, write_durably
 from pykv.state_format.element import ELEMENTS, Element, type_name
 from pykv.state_format.encode import Heads, encode_cells, kv_section_head, kv_stream_heads, states_heads
 from pykv.state_format.layout import KVLayout, RowsLayout, SectionLayout, StatesLayout
-from pykv.state_format.names import safe_name, side_car
+from pykv.state_format.names import plain_path, safe_name, side_car
 from pykv.state_format.parse import hold, parse_state
 from pykv.state_format.records import (
     CellRecords,
@@ -76,8 +76,10 @@ __all__ = [
     "kv_stream_heads",
     "mapped",
     "new_content",
+    "new_contents",
     "parse_state",
     "parse_unknown",
+    "plain_path",
     "read_container",
     "read_side_car",
     "read_trailer",

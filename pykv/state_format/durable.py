@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from pykv.state_format.names import plain_path
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -39,38 +41,33 @@ def new_content(path: str | os.PathLike[str]) -> Iterator[Sink]:
 
     Raises
     ------
+    ParamError : no file can have such a path.
     OSError : with the errno of what failed; names the path and the bytes. What was there before is unchanged.
     """
-    target = os.path.realpath(path)
-    temporary = os.path.join(os.path.dirname(target), f".{secrets.token_hex(8)}.pykv-tmp")
-    writer = _Writer()
-
-    @contextmanager
-    def told() -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno is None:
-                raise
-            why = f"{error.strerror}; {writer.n_written} bytes written, the file is as it was before"
-            raise OSError(error.errno, why, os.fspath(path)) from error
-
-    def write(piece: Buffer) -> None:
-        with told():
-            writer.write(piece)
-
-    try:
-        with told():
-            writer.open(temporary, _mode_of(target))
+    with new_contents(path) as (write,):
         yield write
-        with told():
-            writer.close(temporary)
-            os.replace(temporary, target)
+
+
+@contextmanager
+def new_contents(*paths: str | os.PathLike[str]) -> Iterator[tuple[Sink, ...]]:
+    """Give what takes the new content of each of some files; errors as in `new_content`.
+
+    All are whole and on the disk before the first file has its new content; they get it in the order of the paths. If
+    that fails midway, files that were not there before are taken away again.
+    """
+    files = [_NewFile(path) for path in paths]
+    try:
+        for one in reversed(files):  # the last is what the caller means, the others go with it
+            one.open()
+        yield tuple(one.write for one in files)
+        for one in files:
+            one.complete()
+        for one in files:
+            one.put_in_place()
     except BaseException:
-        writer.give_up(temporary)
+        for one in files:
+            one.give_up(keep=files[-1].is_in_place)
         raise
-    with told():
-        _sync_directory(os.path.dirname(target))
 
 
 def write_durably(path: str | os.PathLike[str], pieces: Iterable[Buffer]) -> int:
@@ -88,6 +85,71 @@ def write_durably(path: str | os.PathLike[str], pieces: Iterable[Buffer]) -> int
             n_written += memoryview(piece).nbytes
             write(piece)
     return n_written
+
+
+class _NewFile:
+    """New content of a file, from the first byte to its place.
+
+    Attributes
+    ----------
+    is_in_place : whether the file has its new content.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = plain_path(path)
+        self._target = os.path.realpath(self._path)
+        self._temporary = os.path.join(os.path.dirname(self._target), f".{secrets.token_hex(8)}.pykv-tmp")
+        self._writer = _Writer()
+        self._was_there = False
+        self.is_in_place = False
+
+    def open(self) -> None:
+        with self._told():
+            mode = _mode_of(self._target)
+            self._was_there = mode is not None
+            self._writer.open(self._temporary, mode)
+
+    def write(self, piece: Buffer) -> None:
+        with self._told():
+            self._writer.write(piece)
+
+    def complete(self) -> None:
+        """Have all of it on the disk, under another name."""
+        with self._told():
+            self._writer.close(self._temporary)
+
+    def put_in_place(self) -> None:
+        with self._told():
+            os.replace(self._temporary, self._target)
+            self.is_in_place = True
+            _sync_directory(os.path.dirname(self._target))
+
+    def give_up(self, *, keep: bool) -> None:
+        """Take away what is not in its place, and unless told to `keep` it, a file that was not there before."""
+        self._writer.give_up(self._temporary)
+        if self.is_in_place and not self._was_there and not keep:
+            with suppress(OSError):
+                os.unlink(self._target)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None:
+                raise
+            folder = os.path.dirname(self._target)
+            what = error.strerror if os.path.isdir(folder) else f"{error.strerror}: {folder} is no folder"
+            raise OSError(error.errno, f"{what}; {self._fate()}", self._path) from error
+
+    def _fate(self) -> str:
+        """Say what there is now."""
+        if self.is_in_place:
+            return "the new file is in its place, and may be gone after a power cut"
+        if not self._writer.n_written:
+            return "nothing was written"
+        left = "the file is as it was before" if self._was_there else "none of them is kept"
+        return f"{self._writer.n_written} bytes written, {left}"
 
 
 def _mode_of(target: str) -> int | None:

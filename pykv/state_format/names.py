@@ -11,6 +11,7 @@ from pathlib import Path
 from pykv.errors import ParamError
 
 _FORBIDDEN = frozenset('/\\:*?"<>|')
+_SEPARATORS = tuple(each for each in (os.sep, os.altsep) if each)
 _LOOK_ALIKES = frozenset("\uff0e\u2215\u2216\ufffd\ufeff")
 """Full-width period, division slash, set minus, and marks that stand for other characters or none."""
 
@@ -42,6 +43,32 @@ def _is_control(character: str) -> bool:
     return character < " " or "\x7f" <= character <= "\x9f"
 
 
+def plain_path(path: object, name: str = "path") -> str:
+    """Return a path as text, if a file can have it.
+
+    Parameters
+    ----------
+    name : the argument that it was, for the message.
+
+    Raises
+    ------
+    ParamError : it is no path, or that of no file.
+    """
+    try:
+        text = os.fsdecode(path)  # type: ignore[arg-type]
+        os.fsencode(text)
+    except (TypeError, UnicodeEncodeError):
+        raise ParamError(f"{name}={ascii(path)[:80]} must be the path of a file") from None
+    if not text:
+        raise ParamError(f"{name}={text!r} is empty, it must be the path of a file")
+    if "\0" in text:
+        raise ParamError(f"{name}={text!r} must be the path of a file, which holds no NUL byte")
+    if text.endswith(_SEPARATORS):
+        raise ParamError(f"{name}={text!r} is a folder's, it must be the path of a file")
+    return text
+
+
 def side_car(path: str | os.PathLike[str]) -> Path:
-    """Return the path of what pykv writes beside a session file."""
-    return Path(f"{os.fspath(path)}.pykv")
+    """Return the path of what pykv writes beside a session file; of a link, beside the file that it leads to."""
+    text = os.fsdecode(path)
+    return Path(f"{os.path.realpath(text) if os.path.islink(text) else text}.pykv")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from pykv.errors import StateError
-from pykv.state_format.cursor import Cursor, mismatch
+from pykv.state_format.cursor import Cursor
 from pykv.state_format.dialect import NEWEST_FIRST, Dialect
 from pykv.state_format.records import KVSection, RowsRecord, Section, Span, StatesSection
 from pykv.state_format.structure import KVShape, read_kv, read_state_rows, read_states_head
@@ -22,6 +22,9 @@ MAX_SECTIONS = 4
 
 MAX_TRIES = 10_000
 """How often something is read before the search ends: made to mislead, a file can have more ways than there is time."""
+
+BEHIND = "nor notes that are whole: they were cut off, or something was added"
+"""What is said of bytes behind a state."""
 
 Sections = tuple[Section, ...]
 
@@ -48,7 +51,7 @@ def parse_unknown(
     StateError : no shape fits, with the byte up to which the best one did; or several do, and they differ.
     """
     with Cursor(data, start, stop) as cursor:
-        furthest: StateError | None = None
+        searches: list[_Search] = []
         for each in NEWEST_FIRST if dialect is None else (dialect,):
             search = _Search(cursor, each, whole=whole)
             try:
@@ -59,10 +62,10 @@ def parse_unknown(
                 raise StateError(f"the state can be read in {len(found)} ways or more: its memory must be known")
             if found:
                 return Found(each, found[0])
-            furthest = max(furthest, search.furthest, key=_reach)
-    raise mismatch(
-        "state", "sections of a known shape up to the end", f"none; the best attempt: {furthest}", _reach(furthest)
-    )
+            searches.append(search)
+        best = max(searches, key=lambda search: _reach(search.furthest))
+        reach, why = _reach(best.furthest), best.failure()
+    raise StateError(f"state: expected sections of a known shape up to the end, found {why}", offset=reach)
 
 
 def _reach(error: StateError | None) -> int:
@@ -87,6 +90,7 @@ class _Search:
         self._whole = whole
         self._read: dict[tuple[int, bool], list[Section]] = {}
         self._dead: set[tuple[int, int, bool]] = set()
+        self._ends: set[int] = set()
         self._n_tries = 0
         self.furthest: StateError | None = None
 
@@ -102,11 +106,20 @@ class _Search:
         self._cursor.at = start
         return list(found.values())
 
+    def failure(self) -> str:
+        """Say what there is instead of a state."""
+        at = _reach(self.furthest)
+        if at not in self._ends:
+            return f"none; the best attempt: {self.furthest}"
+        return f"them up to byte {at}, and behind them {self._cursor.stop - at} bytes that are none, {BEHIND}"
+
     def _ways(self, at: int, before: Sections, has_ext: bool) -> Iterator[Sections]:
         """Yield the ways to read what is left; remember where there are none."""
         if at == self._cursor.stop and before:
             yield before
             return
+        if before:
+            self._ends.add(at)
         place = (at, len(before), has_ext)
         if len(before) == MAX_SECTIONS or place in self._dead:
             return

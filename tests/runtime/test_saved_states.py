@@ -16,7 +16,7 @@ from support.verb_setting import MODELS
 import pykv
 from pykv.errors import NoSlotError, ParamError, StateError, UseAfterCloseError
 from pykv.models import RopeRequest
-from pykv.runtime.states.saved_file import opened
+from pykv.runtime.states import open_state
 from pykv.state_format import read_trailer, side_car, trailer_pieces
 
 TINY = TinyModel(seed=21, n_embd=64, n_head=2, n_head_kv=1, n_ff=64)
@@ -100,7 +100,7 @@ def test_notes_come_back(model: pykv.Model, tmp_path: Path) -> None:
         ):
             nbytes = save(tmp_path / name)
             assert nbytes == (tmp_path / name).stat().st_size
-            with opened(tmp_path / name) as saved:
+            with open_state(tmp_path / name) as saved:
                 assert (saved.extra, saved.attachments) == (extra, attachments)
                 assert saved.container.tokens is not None
                 assert saved.container.tokens.tolist() == TOKENS
@@ -193,12 +193,12 @@ def test_a_crash_between_the_notes_and_the_session_leaves_the_old_session(model:
         new = path.read_bytes()
         for data, turn, attachments in ((old, 1, {"a": b"1"}), (new, 2, {})):
             path.write_bytes(data)
-            with opened(path) as saved:
+            with open_state(path) as saved:
                 assert saved.extra == {"turn": turn}
-                assert {n: d for n, d in saved.attachments.items() if n != "previous"} == attachments
+                assert saved.attachments == attachments
         told(ctx, [6]).save_session(path, TOKENS, extra={"turn": 3})
         path.write_bytes(old)  # two sessions ago: these notes are gone
-        with pytest.raises(StateError, match="notes on another session"):
+        with pytest.raises(StateError, match="damaged, or not that of the notes beside it"):
             ctx.load_session(path)
 
 
@@ -292,7 +292,7 @@ def test_bad_arguments(model: pykv.Model, tmp_path: Path) -> None:
     ):
         with pytest.raises((ParamError, pykv.errors.SequenceError), match=match):
             call()
-    with pytest.raises(StateError, match="JSON"):
+    with pytest.raises(ParamError, match=r"extra=.*JSON"):
         ctx.save_session(tmp_path / "x", extra={"a": object()})
     assert not list(tmp_path.iterdir())
     with pytest.raises(FileNotFoundError):

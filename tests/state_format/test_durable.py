@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from support import state_kills
 from support.child import child_environment, python_command, run_cleanly
+from support.small_disk import run_on_a_small_disk
 
-from pykv.state_format import write_durably
+from pykv.state_format import new_contents, write_durably
 
 
 @pytest.fixture(params=["no name until complete", "a name from the start", "a copy with a name"])
@@ -159,7 +160,7 @@ def test_a_file_that_may_not_grow_leaves_the_old_one(tmp_path):
     out = run_cleanly(f"""
         import os, resource
         from pathlib import Path
-        from pykv.state_format import write_durably
+        from pykv.state_format import new_contents, write_durably
         folder = Path({str(tmp_path)!r})
         write_durably(folder / "state.bin", [b"old" * 1000])
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
@@ -173,6 +174,60 @@ def test_a_file_that_may_not_grow_leaves_the_old_one(tmp_path):
     assert "File too large; 100000 bytes written, the file is as it was before" in out
     assert str(tmp_path / "state.bin") in out
     assert "['state.bin']" in out
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path):
+    """What the system says of a write to a full device."""
+    out = run_on_a_small_disk(
+        tmp_path,
+        """
+        write_durably(folder / "state.bin", [b"old" * 1000])
+        for paths in (("state.bin",), ("state.bin", "notes"), ("notes", "state.bin")):
+            try:
+                with full(), new_contents(*(folder / one for one in paths)) as writes:
+                    for write in writes:
+                        for _ in range(20):
+                            write(b"x" * 90_000)
+            except OSError as error:
+                assert error.errno == errno.ENOSPC, error
+                print(error)
+            assert (folder / "state.bin").read_bytes() == b"old" * 1000
+            print(sorted(os.listdir(folder)))
+        """,
+    )
+    lines = out.splitlines()
+    assert lines[1::2] == ["['state.bin']"] * 3
+    assert all("No space left on device; " in line and "bytes written" in line for line in lines[::2])
+
+
+def test_a_file_of_a_pair_that_cannot_be_moved_takes_the_other_back(tmp_path, monkeypatch):
+    real = os.replace
+
+    def fail(source, target):
+        if os.path.basename(target) == "b":
+            raise PermissionError(errno.EPERM, "not yours")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(PermissionError, match="b'"), new_contents(tmp_path / "a", tmp_path / "b") as (_, write):
+        write(b"1" * 10)
+    assert only(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_synchronised_is_told(tmp_path, monkeypatch):
+    """By then the new file is there; it was called unchanged."""
+    fsync = os.fsync
+
+    def fail(fd):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EIO, "broken")
+        fsync(fd)
+
+    (tmp_path / "x").write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="the new file is in its place"):
+        write_durably(tmp_path / "x", [b"new"])
+    assert (tmp_path / "x").read_bytes() == b"new"
 
 
 def test_a_kill_at_any_instant_leaves_a_whole_file(tmp_path):

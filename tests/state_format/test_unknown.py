@@ -38,7 +38,9 @@ def test_what_does_not_fit_is_told_with_the_best_attempt():
     state = StateBytes().kv([SEQ2], [F16] * 2, [F16] * 2)
     with pytest.raises(StateError, match="V of layer 1: 3 rows of 16: expected 48 bytes, found the end after 47"):
         parse_unknown(bytes(state.data[:-1]), 0, whole=False)
-    with pytest.raises(StateError, match="found none"):
+    with pytest.raises(
+        StateError, match=f"found them up to byte {len(state.data)}, and behind them 4 bytes that are none"
+    ):
         parse_unknown(bytes(state.data) + b"more", 0, whole=False)
     with pytest.raises(StateError, match="found none"):
         parse_unknown(b"", 0, whole=False)

@@ -3,5 +3,6 @@
 from pykv.runtime.states.compare import compare
 from pykv.runtime.states.convert import convert
 from pykv.runtime.states.describe import describe
+from pykv.runtime.states.saved_file import SavedFile, open_state
 
-__all__ = ["compare", "convert", "describe"]
+__all__ = ["SavedFile", "compare", "convert", "describe", "open_state"]

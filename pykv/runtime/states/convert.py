@@ -11,20 +11,24 @@ from pykv.errors import ParamError
 from pykv.ggml import DType
 from pykv.runtime.states.conversion_plan import Change, ConversionPlan, Wanted
 from pykv.runtime.states.converted_state import plan_conversion
-from pykv.runtime.states.read_state import ReadState, Rotation, read_state
-from pykv.runtime.states.saved_file import PREVIOUS, notes_before
+from pykv.runtime.states.saved_file import naming
 from pykv.runtime.states.section_sums import SectionSums
+from pykv.runtime.states.side_notes import PREVIOUS, is_side_car, notes_before
 from pykv.state_format import (
     ELEMENTS,
     Dialect,
     Kind,
     Notes,
     SectionSum,
+    new_contents,
+    plain_path,
     side_car,
     trailer_pieces,
     write_durably,
 )
 from pykv.typing import MAX_SEQ, AnyArray, as_int
+
+from pykv.runtime.states.read_state import ReadState, Rotation, read_state
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -115,8 +119,10 @@ def convert(
         rotation=_rotation(rotation),
         arch=arch,
     )
-    with read_state(source) as state:
-        state.saved.verify()
+    target = plain_path(target, "target")
+    with read_state(plain_path(source, "source")) as state:
+        with naming(source):
+            state.saved.verify()
         plan = plan_conversion(state, wanted)
         notes = _notes(state, plan, wanted)
         nbytes = _write(target, plan, notes, state.saved.attachments, on_progress or _ignore)
@@ -125,7 +131,7 @@ def convert(
 
 def _notes(state: ReadState, plan: ConversionPlan, wanted: Wanted) -> Notes | None:
     """Return the notes that go along, without checksums; None where there are none, or no place for them."""
-    notes, kept = state.saved.notes, [name for name in state.saved.attachments if name != PREVIOUS]
+    notes, kept = state.saved.notes, list(state.saved.attachments)
     if notes is None:
         return None
     if plan.kind not in (Kind.SESSION_FILE, Kind.SEQUENCE_FILE):
@@ -138,37 +144,37 @@ def _notes(state: ReadState, plan: ConversionPlan, wanted: Wanted) -> Notes | No
 
 
 def _write(
-    target: str | os.PathLike[str],
+    target: str,
     plan: ConversionPlan,
     notes: Notes | None,
-    attachments: Mapping[str, bytes],
+    attachments: Mapping[str, Buffer],
     on_progress: OnProgress,
 ) -> int:
-    kept = {name: data for name, data in attachments.items() if name != PREVIOUS}
+    stream = _Stream(plan, on_progress)
     if plan.kind is not Kind.SESSION_FILE:
-        return write_durably(target, _Stream(plan, on_progress).pieces(notes, kept))
-    beside, before = side_car(target), notes_before(target)
+        return write_durably(target, stream.pieces(notes, attachments))
+    beside = side_car(target)
+    if notes is None and not is_side_car(beside):
+        return write_durably(target, stream.pieces())
+    # notes go with a session as in every save; without any, they tell until it is there that it has none
+    before = notes_before(target)
+    kept = dict(attachments) | ({PREVIOUS: before} if before else {})
+    with new_contents(beside, target) as (note, write):
+        for piece in stream.pieces():
+            write(piece)
+        for piece in trailer_pieces(replace(notes or Notes(), sections=stream.sections), kept):
+            note(piece)
     if notes is None:
-        nbytes = write_durably(target, _Stream(plan, on_progress).pieces())
-        if before is not None:  # they are about a session that is gone
-            beside.unlink()
-        return nbytes
-    # notes first, with the old ones in them, as in every save: they need the checksum of what is still to be written
-    stream = _Stream(plan, on_progress, n_passes=2)
-    for _ in stream.pieces():
-        pass
-    if before is not None:
-        kept[PREVIOUS] = before
-    write_durably(beside, trailer_pieces(replace(notes, sections=stream.sections), kept))
-    return write_durably(target, stream.pieces())
+        beside.unlink()
+    return plan.nbytes
 
 
 class _Stream:
     """The bytes of a plan, counted and summed as they pass."""
 
-    def __init__(self, plan: ConversionPlan, on_progress: OnProgress, n_passes: int = 1) -> None:
+    def __init__(self, plan: ConversionPlan, on_progress: OnProgress) -> None:
         self._plan, self._on_progress = plan, on_progress
-        self._n_done, self._n_all = 0, plan.nbytes * n_passes
+        self._n_done, self._n_all = 0, plan.nbytes
         self._sums = SectionSums(plan.part_nbytes)
 
     @property
@@ -176,7 +182,7 @@ class _Stream:
         """The checksums of what has passed."""
         return self._sums.sections
 
-    def pieces(self, notes: Notes | None = None, attachments: dict[str, bytes] | None = None) -> Iterator[Buffer]:
+    def pieces(self, notes: Notes | None = None, attachments: Mapping[str, Buffer] | None = None) -> Iterator[Buffer]:
         """Yield the state, and the notes on it behind it if there are any."""
         self._sums = SectionSums(self._plan.part_nbytes)
         for piece in self._plan.pieces:

@@ -20,12 +20,13 @@ class SavedStates(ABC):
     """A context that can be saved: all of it as a session, or one sequence.
 
     Files are llama.cpp's own, which llama.cpp reads too. A crash while one is written leaves the old file or the new
-    one. What pykv notes in addition, the model's fingerprint, its rotations, checksums and what the caller gives,
-    stands behind the state in a sequence file, and in a file ``<path>.pykv`` beside a session file.
+    one, and a save that fails leaves nothing. What pykv notes in addition, the model's fingerprint, its rotations,
+    checksums and what the caller gives, stands behind the state in a sequence file, and in a file ``<path>.pykv``
+    beside a session file, which belongs to it: copy or move both. `pykv.open_state` reads what the caller gave.
 
     Loading is whole or not at all: a file that is damaged, or of another model, layout or size, is refused with
-    `StateError` before anything changes. Without ``strict`` what can be converted is: the order of V, streams for one
-    sequence, sequences beyond ``n_seq_max`` (dropped), element types; what is lost is said in a ``RuntimeWarning``.
+    `StateError` before anything changes. Without ``strict`` what can be converted is: the order of V, the number of
+    streams, element types; what is lost is said in a ``RuntimeWarning``.
 
     ``dialect`` names the versions of session and sequence files to write, "11/4" or "10/3"; reading finds out.
     """
@@ -44,7 +45,7 @@ class SavedStates(ABC):
         Parameters
         ----------
         tokens : (n,) what has been decoded, for whoever loads the file.
-        extra : anything that JSON holds, to be found again: a sampler's state, text.
+        extra : a dict of anything that JSON holds, to be found again by `pykv.open_state`: a sampler's state, text.
         attachments : bytes by name, such as ``state_bytes(0, partial=True)`` of an earlier end of a sequence.
         dialect : see `SavedStates`.
 
@@ -54,9 +55,9 @@ class SavedStates(ABC):
 
         Raises
         ------
-        ParamError : no such dialect, or tokens that are no integers of 32 bits.
-        StateError : `extra` is nothing that JSON holds.
-        OSError : the file cannot be written; what was there before is unchanged.
+        ParamError : no such dialect, tokens that are no integers of 32 bits, a path that no file can have, or extra
+            or attachments that cannot be saved; nothing was written.
+        OSError : of the kind that open() raises: the file cannot be written; what was there before is unchanged.
         """
         remarks = save.Remarks(extra, attachments)
         return save.save_session(self._saved_context, path, tokens, remarks, save.parse_dialect(dialect))
@@ -66,8 +67,9 @@ class SavedStates(ABC):
 
         Raises
         ------
-        StateError : see `SavedStates`; nothing has changed.
-        OSError : the file cannot be read; nothing has changed.
+        StateError : see `SavedStates`; nothing has changed, and the message says what can be done.
+        ParamError : no file can have such a path.
+        OSError : of the kind that open() raises: the file cannot be read; nothing has changed.
         """
         return load.load_session(self._saved_context, path, strict=strict)
 

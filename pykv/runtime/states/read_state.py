@@ -8,12 +8,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-
 from pykv.errors import ParamError, StateError
 from pykv.ggml.types import BY_NUMBER
 from pykv.memory.state_channels import WORDS
 from pykv.memory.state_convert import Form
-from pykv.runtime.states.saved_file import SavedFile, opened
+from pykv.runtime.states.saved_file import SavedFile, named, open_state
 from pykv.state_format import (
     ELEMENTS,
     CellRecords,
@@ -83,16 +82,14 @@ def read_state(path: str | os.PathLike[str]) -> Iterator[ReadState]:
     """
     with ExitStack() as stack:
         try:
-            saved = stack.enter_context(opened(path))
+            saved = stack.enter_context(open_state(path))
             container = saved.container
             start, nbytes = container.state
             dialect, sections = parse_unknown(
                 saved.data, start, whole=container.kind.whole, dialect=container.dialect, stop=start + nbytes
             )
         except StateError as error:
-            name = os.fspath(path)
-            message = str(error) if str(error).startswith(name) else f"{name}: {error}"
-            raise StateError(message, offset=error.offset) from None
+            raise named(error, path) from None
         yield ReadState(saved, dialect, sections)
 
 

@@ -9,25 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pykv.cells.arguments import sequence_id
-from pykv.errors import ParamError
+from pykv.cells.arguments import sequence_id, shown
+from pykv.errors import ParamError, StateError
 from pykv.memory.state_files import StateImage
 from pykv.memory.state_part import ALL
 from pykv.runtime.states.identity import setup_of
-from pykv.runtime.states.saved_file import PREVIOUS, notes_before
 from pykv.runtime.states.section_sums import SectionSums
+from pykv.runtime.states.side_notes import PREVIOUS, notes_before
 from pykv.state_format import (
     Dialect,
     Notes,
     Sink,
     context_head,
     new_content,
+    new_contents,
+    plain_path,
     sequence_bytes_head,
     sequence_head,
     session_head,
     side_car,
     trailer_pieces,
-    write_durably,
 )
 from pykv.typing import I32Array
 
@@ -45,31 +46,56 @@ class Remarks:
     ----------
     extra : anything that JSON holds: the state of a sampler, text.
     attachments : bytes by name, such as ``state_bytes(seq_id, partial=True)`` of earlier ends of the sequence.
+
+    Raises
+    ------
+    ParamError : they cannot be saved; names the argument.
     """
 
     extra: Mapping[str, Any] | None = None
     attachments: Mapping[str, Buffer] | None = None
 
-    def pieces(self, notes: Notes) -> list[Buffer]:
-        """Return the bytes of notes with these remarks."""
-        return trailer_pieces(replace(notes, extra=dict(self.extra or {})), self.attachments)
+    def __post_init__(self) -> None:
+        for name, value in (("extra", self.extra), ("attachments", self.attachments)):
+            if value is not None and not isinstance(value, Mapping):
+                raise ParamError(f"{name}={shown(value)}: must be a dict")
+            for key in value or ():
+                if not isinstance(key, str):
+                    raise ParamError(f"{name}: the name {shown(key)} must be a text")
+        for key, data in (self.attachments or {}).items():
+            _check_attachment(key, data)
+        try:
+            trailer_pieces(Notes(extra=dict(self.extra or {})))
+        except StateError as error:
+            raise ParamError(f"extra={shown(self.extra)}: must be what JSON holds: {error}") from None
+
+    def pieces(self, notes: Notes, before: bytes | None = None) -> list[Buffer]:
+        """Return the bytes of notes with these remarks, and with the notes before them."""
+        attachments = dict(self.attachments or {}) | ({PREVIOUS: before} if before else {})
+        return trailer_pieces(replace(notes, extra=dict(self.extra or {})), attachments)
+
+
+def _check_attachment(name: str, data: Buffer) -> None:
+    if name == PREVIOUS:
+        raise ParamError(f"attachments[{name!r}]: pykv uses this name, take another")
+    try:
+        is_contiguous = memoryview(data).contiguous
+    except (TypeError, ValueError, BufferError):
+        raise ParamError(f"attachments[{name!r}]={shown(data)}: must be bytes") from None
+    if not is_contiguous:
+        raise ParamError(f"attachments[{name!r}]: must be bytes that lie together")
 
 
 def save_session(
     context: Context, path: str | os.PathLike[str], tokens: Sequence[int], remarks: Remarks, dialect: Dialect
 ) -> int:
     """Write all of a context, and notes in a file beside it. Returns the bytes of the session."""
+    path = plain_path(path)
     head = session_head(token_array(tokens), context.model.hparams.architecture, dialect)
     image = context.memory.state_image(ALL, dialect=dialect)
-    sums = SectionSums([len(head), *image.section_nbytes])
-    _all([head, image], sums.add)
-    notes = replace(setup_of(context), sections=sums.sections)
-    beside, before = side_car(path), notes_before(path)
-    attachments = dict(remarks.attachments or {}) | ({PREVIOUS: before} if before else {})
-    # the notes first, with the old ones in them: at no instant is there a session without notes about it
-    write_durably(beside, replace(remarks, attachments=attachments).pieces(notes))
-    with new_content(path) as write:
-        _all([head, image], write)
+    with new_contents(side_car(path), path) as (note, write):
+        notes = _write_summed(write, head, image, setup_of(context))
+        _all(remarks.pieces(notes, notes_before(path)), note)
     return len(head) + image.nbytes
 
 
@@ -85,18 +111,22 @@ def save_sequence(
     seq_id = sequence_id("seq_id", seq_id, context.memory.n_seq_max)
     head = sequence_head(token_array(tokens), dialect)
     image = context.memory.state_image(seq_id, dialect=dialect)
-
-    sums = SectionSums([len(head), *image.section_nbytes])
     with new_content(path) as write:
+        pieces = remarks.pieces(_write_summed(write, head, image, setup_of(context)))
+        _all(pieces, write)
+    return len(head) + image.nbytes + sum(memoryview(piece).nbytes for piece in pieces)
 
-        def write_summed(piece: Buffer) -> None:
-            sums.add(piece)
-            write(piece)
 
-        _all([head, image], write_summed)
-        notes = remarks.pieces(replace(setup_of(context), sections=sums.sections))
-        _all(notes, write)
-    return len(head) + image.nbytes + sum(memoryview(piece).nbytes for piece in notes)
+def _write_summed(write: Sink, head: bytes, image: StateImage, notes: Notes) -> Notes:
+    """Write a state; return the notes with its checksums."""
+    sums = SectionSums([len(head), *image.section_nbytes])
+
+    def write_summed(piece: Buffer) -> None:
+        sums.add(piece)
+        write(piece)
+
+    _all([head, image], write_summed)
+    return replace(notes, sections=sums.sections)
 
 
 def state_bytes(context: Context, seq_id: int | None, partial: bool, dialect: Dialect) -> memoryview:

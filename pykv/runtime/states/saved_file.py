@@ -4,52 +4,55 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pykv.errors import StateError
+from pykv.errors import ParamError, StateError
+from pykv.runtime.states.side_notes import PREVIOUS, notes_beside
 from pykv.state_format import (
     Container,
     Notes,
     Trailer,
     mapped,
+    plain_path,
     read_container,
-    read_side_car,
     read_trailer,
     side_car,
-    trailer_pieces,
     verify_sections,
 )
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-PREVIOUS = "previous"
-"""The attachment of a side-car with the one before it: that is about the old session, until the new one is there."""
-
 
 @dataclass(frozen=True, eq=False)
 class SavedFile:
-    """A saved state in memory, or mapped.
+    """A saved state in memory, or mapped: of a file, only what is looked at is read.
 
     Attributes
     ----------
     container : its kind, and what its head says.
     data : all of it.
     notes : None where nothing is noted, as in files that llama.cpp wrote.
-    attachments : what the caller of `save_session` or `save_sequence` gave, by name.
+    attachments : what the caller of `save_session` or `save_sequence` gave, by name; views that stay valid as long as
+        they are held, and whose checksum was right when the file was opened.
     """
 
     container: Container
     data: Buffer
-    notes: Notes | None
-    attachments: Mapping[str, bytes]
+    notes: Notes | None = None
+    attachments: Mapping[str, memoryview] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that are noted in it."""
+        tokens = self.container.tokens
+        return [] if tokens is None else [int(one) for one in tokens]
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """What the caller of `save_session` or `save_sequence` wanted back."""
+        """What the caller of `save_session` or `save_sequence` wanted back, as JSON has it: lists for tuples."""
         return {} if self.notes is None else self.notes.extra
 
     def verify(self) -> None:
@@ -60,66 +63,61 @@ class SavedFile:
     @classmethod
     def of_bytes(cls, data: Buffer) -> SavedFile:
         """Read the head of a state that was kept in memory."""
-        return cls(read_container(data), data, None, {})
+        try:
+            view = memoryview(data).cast("B")
+        except TypeError:
+            raise ParamError(f"data: must be bytes that lie together, found {type(data).__name__}") from None
+        return cls(read_container(view), view)
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[SavedFile]:
-    """Open a session file, with the notes beside it, or a sequence file, with those behind it.
+def open_state(path: str | os.PathLike[str]) -> Iterator[SavedFile]:
+    """Open a session file, with the notes beside it, or a sequence file, with those behind it. Needs no model.
 
     Raises
     ------
+    ParamError : no file can have such a path.
     OSError : it cannot be read.
-    StateError : it is no saved state, or is damaged.
+    StateError : it is no saved state, or its head or the notes on it are damaged. Its rows are not looked at, see
+        `SavedFile.verify`.
     """
-    with mapped(path) as data:
-        trailer = read_trailer(data)
-        if trailer is not None:
-            yield _with(read_container(data, trailer.span.start), data, trailer, data)
-            return
-        container, beside = read_container(data), side_car(path)
-        if not container.kind.whole or not beside.is_file():
-            yield SavedFile(container, data, None, {})
-            return
-        with mapped(beside) as notes:
-            yield _beside(container, data, notes, beside)
+    with ExitStack() as stack:
+        with naming(path):
+            saved = _opened(plain_path(path), stack)
+        yield saved
 
 
-def notes_before(path: str | os.PathLike[str]) -> bytes | None:
-    """Return the notes beside a session that is to be replaced, without those that they hold in turn."""
-    with suppress(OSError, StateError), mapped(side_car(path)) as data:
-        trailer = read_side_car(data)
-        kept = {name: data[at : at + n] for name, (at, n) in trailer.attachments.items() if name != PREVIOUS}
-        return b"".join(bytes(piece) for piece in trailer_pieces(trailer.notes, kept))
-    return None
+def named(error: StateError, path: str | os.PathLike[str]) -> StateError:
+    """Return what is wrong with a saved state, beginning with its path."""
+    name, text = os.fsdecode(path), str(error)
+    is_named = text.startswith((f"{name}: ", f"{side_car(name)}: "))
+    return error if is_named else StateError(f"{name}: {text}", offset=error.offset)
 
 
-def _beside(container: Container, data: Buffer, notes: Buffer, path: Path) -> SavedFile:
-    """Return a session with the notes beside it: the newest that are about these bytes."""
-    source: Buffer | None = notes
-    while source is not None:
-        trailer = read_side_car(source)
-        found = _with(container, data, trailer, source)
-        if _is_about(trailer, data):
-            return found
-        source = found.attachments.get(PREVIOUS)
-    raise StateError(
-        f"{path}: notes on another session than the one beside it: that is damaged, or was written by another program; "
-        "remove the notes to load it without"
-    )
-
-
-def _is_about(trailer: Trailer, data: Buffer) -> bool:
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let what is wrong with a saved state begin with its path."""
     try:
-        verify_sections(data, trailer.notes)
-    except StateError:
-        return False
-    return bool(trailer.notes.sections)
+        yield
+    except StateError as error:
+        raise named(error, path) from None
+
+
+def _opened(path: str, stack: ExitStack) -> SavedFile:
+    data = stack.enter_context(mapped(path))
+    behind = read_trailer(data)
+    if behind is not None:
+        return _with(read_container(data, behind.span.start), data, behind, data)
+    container = read_container(data)
+    if not container.kind.whole or not side_car(path).is_file():
+        return SavedFile(container, data)
+    beside, source = notes_beside(path, data, stack)
+    return _with(container, data, beside, source)
 
 
 def _with(container: Container, data: Buffer, trailer: Trailer, source: Buffer) -> SavedFile:
-    with memoryview(source).cast("B") as view:
-        attachments = {
-            name: bytes(view[span.start : span.start + span.nbytes]) for name, span in trailer.attachments.items()
-        }
+    view = memoryview(source).cast("B").toreadonly()
+    attachments = {
+        name: view[start : start + nbytes] for name, (start, nbytes) in trailer.attachments.items() if name != PREVIOUS
+    }
     return SavedFile(container, data, trailer.notes, attachments)
