@@ -34,12 +34,12 @@ N_UBATCH, N_SEQ = 8, 3
 
 
 def make(kind: str, unified: bool = True, n_cells: int = 64, n_seq: int = N_SEQ, **settings: Any) -> Memory:
-    """Return an empty memory."""
-    n_rs_seq = settings.pop("n_rs_seq", 0)
+    """Return an empty memory. Of its settings, `place` says where its layers lie, and `n_rs_seq` goes to states."""
+    n_rs_seq, place = settings.pop("n_rs_seq", 0), settings.pop("place", None)
     if kind == "twin":
-        return make_twin(n_cells, n_seq_max=n_seq, unified=unified, **settings)
+        return make_twin(n_cells, place=place, n_seq_max=n_seq, unified=unified, **settings)
     kv = KVSettings(n_cells, n_seq_max=n_seq, unified=unified, **settings)
-    return make_memory(SPECS[kind], MemorySettings(kv, N_UBATCH, n_rs_seq=n_rs_seq), n_threads=1)
+    return make_memory(SPECS[kind], MemorySettings(kv, N_UBATCH, n_rs_seq=n_rs_seq), place, n_threads=1)
 
 
 def leaves(memory: Any) -> list[Any]:

@@ -24,7 +24,9 @@ TURNED = 1e-4
 """How far keys may be off that were turned more than once."""
 
 
-def make_twin(n_cells: int = 24, *, turned: bool = True, n_swa: int = 0, **settings: Any) -> TwinCache:
+def make_twin(
+    n_cells: int = 24, *, turned: bool = True, n_swa: int = 0, place: Any = None, **settings: Any
+) -> TwinCache:
     """Return a twin in f32 of two layers, whose V is transposed so that attention rounds nothing.
 
     Without rotary positions the index stores keys only.
@@ -34,7 +36,7 @@ def make_twin(n_cells: int = 24, *, turned: bool = True, n_swa: int = 0, **setti
     own = LayerSpec(1, HEAD, 1, ROPE) if turned else LayerSpec(1, HEAD, HEAD, k_only=True)
     index = MemorySpec.uniform(2, own, window=window)
     kinds = {"type_k": "f32", "type_v": "f32", "v_trans": True} | settings
-    return TwinCache(spec, index, KVSettings(n_cells, **kinds), index_type="f32", n_threads=1)
+    return TwinCache(spec, index, KVSettings(n_cells, **kinds), index_type="f32", place=place, n_threads=1)
 
 
 class TwinScene(MemoryScene):
