@@ -31,8 +31,13 @@ class Setting:
 
     @property
     def has_same_bits(self) -> bool:
-        """Whether both compute the same bits: not sums of f32 without flash attention, nor turns by several axes."""
-        return (self.flash or self.type_v != "f32") and not self.model.startswith("qwen2vl")
+        """Whether both compute the same bits.
+
+        Not where ggml sums f32 without flash attention, as it also does for values that are read out of keys, nor with
+        turns by several axes.
+        """
+        sums_f32 = self.type_v == "f32" or self.model.startswith("deepseek2")
+        return (self.flash or not sums_f32) and not self.model.startswith("qwen2vl")
 
     @property
     def name(self) -> str:
