@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import state_memories
 from support.histories import STEPS, live
 from support.iswa_memory import make_iswa
 from support.kv_scene import plan_batch, run, store_positions
@@ -26,21 +26,7 @@ LAYOUTS = [(dtype, False) for dtype in TYPES] + [(dtype, True) for dtype in ("f3
 EACH = pytest.mark.parametrize("seq_id", [-1, 0, 1, 2])
 
 
-@pytest.fixture(autouse=True)
-def _unpadded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iswa, "PAD", 1)
-
-
-@pytest.fixture(params=KINDS, ids=lambda kind: f"{kind[0]}-{'unified' if kind[1] else 'streams'}")
-def kind(request: pytest.FixtureRequest) -> tuple[str, bool]:
-    return request.param
-
-
-@pytest.fixture
-def memory(kind: tuple[str, bool]) -> Iterator[Any]:
-    with make(*kind) as one:
-        fill(one)
-        yield one
+_unpadded, kind, memory = state_memories.unpadded, state_memories.kind, state_memories.memory
 
 
 def test_the_bytes_are_those_of_the_format(memory: Any) -> None:

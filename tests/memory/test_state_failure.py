@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import state_memories
 from support.state_io import load, parsed, rows_of, saved
 from support.state_kinds import KINDS, SPECS, bookkeeping, data, decode, fill, make, scribble
 
@@ -20,7 +21,6 @@ from pykv.errors import (
     StateError,
     UseAfterCloseError,
 )
-from pykv.memory import iswa
 from pykv.memory.state_kv import KVState
 from pykv.memory.state_recurrent import RecurrentState
 from pykv.state_format import KVSection, Span
@@ -28,21 +28,7 @@ from pykv.state_format import KVSection, Span
 EACH = pytest.mark.parametrize("seq_id", [-1, 0, 1])
 
 
-@pytest.fixture(autouse=True)
-def _unpadded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iswa, "PAD", 1)
-
-
-@pytest.fixture(params=KINDS, ids=lambda kind: f"{kind[0]}-{'unified' if kind[1] else 'streams'}")
-def kind(request: pytest.FixtureRequest) -> tuple[str, bool]:
-    return request.param
-
-
-@pytest.fixture
-def memory(kind: tuple[str, bool]) -> Iterator[Any]:
-    with make(*kind) as one:
-        fill(one)
-        yield one
+_unpadded, kind, memory = state_memories.unpadded, state_memories.kind, state_memories.memory
 
 
 def held(memory: Any) -> tuple[list[Any], list[bytes]]:
