@@ -45,7 +45,7 @@ def finite(value: float) -> float | None:
 
 
 @contextmanager
-def slow_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+def slow_bar(what: str, *, is_shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Show how far something is, on stderr if that is a terminal, once it takes long; takes what is done, and all."""
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -56,7 +56,7 @@ def slow_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     task = bar.add_task(what)
 
     def on_progress(n_done: int, n_all: int) -> None:
-        if not bar.live.is_started and console.is_terminal and monotonic() - since > PATIENCE:
+        if is_shown and not bar.live.is_started and console.is_terminal and monotonic() - since > PATIENCE:
             bar.start()
         bar.update(task, completed=n_done, total=n_all)
 

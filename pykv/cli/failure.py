@@ -50,6 +50,13 @@ _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
     (errors.TraceError, ", line ", "the file was damaged or edited: mend that line, or record again"),
     (errors.TraceError, "", "ctx.trace(path) records a trace; pykv replay --help says what can be done with it"),
     (errors.StateError, "remove the notes", ""),
+    (errors.StateError, "if they are removed", ""),
+    (errors.StateError, "holds the notes on a session", ""),
+    (
+        errors.StateError,
+        "does not match its checksum",
+        "take another copy; pykv state diff tells which rows differ",
+    ),
     (errors.StateError, "its memory must be known", "a model tells: load it into a context, and save it again"),
     (errors.StateError, "", "the file is damaged, cut off or no saved state; take another copy of it"),
     (errors.ParamError, "no device", "pykv devices lists those at hand"),
@@ -57,7 +64,9 @@ _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
 )
 """Kinds of errors, what their message holds, and what to do next ("" = it says so itself); the first that fits."""
 
-_GIVEN = re.compile(r"\b(?P<name>[a-z]\w*)(?:=| is (?=['\d-]))(?P<value>'[^']*'|[^\s,;:]+)|^(?P<whole>\w+)(?=:)")
+_GIVEN = re.compile(
+    r"\b(?P<name>[a-z]\w*)(?:=| is (?=['\d-]))(?P<value>'[^']*'|[^\s,;:]+)|(?:^|(?<=: ))(?P<whole>\w+)(?=:)"
+)
 _BYTES = re.compile(r"\b(\d{7,}) bytes\b")
 
 

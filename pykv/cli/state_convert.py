@@ -16,13 +16,17 @@ if TYPE_CHECKING:
 EXAMPLE = "pykv state convert chat.ggsn one.ggsq --to sequence --seq 1 --unify"
 
 
+N_DIGITS = 20
+"""More than any width has."""
+
+
 def command(
     *,
     source: Annotated[str, typer.Argument(metavar="IN", help="The saved state.")],
     target: Annotated[str, typer.Argument(metavar="OUT", help="The file to write; it is replaced as a whole.")],
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="KIND", help="session, sequence, context-bytes or sequence-bytes."),
+        typer.Option("--to", metavar="KIND", help="session, sequence, context-state or sequence-state."),
     ] = None,
     seq_id: Annotated[
         int | None,
@@ -35,7 +39,7 @@ def command(
     type_v: Annotated[str | None, typer.Option("--type-v", metavar="TYPE", help="How values are stored.")] = None,
     v_layout: Annotated[
         str | None,
-        typer.Option("--v-layout", metavar="ORDER", help="rows, or channels as without flash attention."),
+        typer.Option("--v-layout", metavar="cell|channel", help="By cell, or by channel as without flash attention."),
     ] = None,
     n_stream: Annotated[
         int | None, typer.Option("--streams", metavar="N", help="Streams of cells: 1, or one for each sequence.")
@@ -46,7 +50,8 @@ def command(
         typer.Option("--rotation", metavar="K,V", help="Widths by which quantised K and V are rotated: 64,64 or 0,0."),
     ] = None,
     arch: Annotated[
-        str | None, typer.Option("--arch", metavar="NAME", help="The model's family, for a session out of a sequence.")
+        str | None,
+        typer.Option("--arch", metavar="NAME", help="The model's architecture, for a session out of a sequence."),
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -58,7 +63,7 @@ def command(
 
     if unify and n_stream not in (None, 1):
         raise ParamError(f"n_stream={n_stream}: --unify means 1")
-    with slow_bar("convert") as on_progress:
+    with slow_bar("convert", is_shown=not json) as on_progress:
         done = convert(
             source,
             target,
@@ -84,7 +89,7 @@ def parse_rotation(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     parts = text.split(",")
-    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
+    if len(parts) != 2 or not all(part.strip().isdecimal() and len(part) < N_DIGITS for part in parts):
         raise ParamError(f"rotation={text!r}: expected two numbers with a comma between them")
     return int(parts[0]), int(parts[1])
 

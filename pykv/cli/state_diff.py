@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pykv.cli import options
-from pykv.cli.console import finite, results, slow_bar, write_json
+from pykv.cli.console import finite, notes, results, slow_bar, write_json
+from pykv.cli.failure import in_options
 from pykv.cli.state_convert import parse_rotation
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ N_RUNS = 8
 
 
 def command(
+    context: typer.Context,
+    *,
     first: Annotated[str, typer.Argument(metavar="A", help="A saved state.")],
     second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
     seq_id: Annotated[
@@ -40,19 +44,29 @@ def command(
 ) -> None:
     """Compare two saved states, row by row by sequence and position, whatever their form.
 
-    Types, order of cells and rotations may differ. Leaves with 0 if both hold the same, 1 if not, 2 if they cannot be
+    Types, order of cells and rotations may differ. Layers that are the same are summed up; --json lists each.
+    Checksums that do not fit are told. Leaves with 0 if both hold the same, 1 if not, 2 if they cannot be
     compared. Needs no model.
     """
     from pykv.runtime.states.compare import compare
 
-    with slow_bar("diff") as on_progress:
+    with slow_bar("diff", is_shown=not json) as on_progress:
         found = compare(first, second, seq_id=seq_id, rotation=parse_rotation(rotation), on_progress=on_progress)
+    _warn(found.warnings, context)
     if json:
         write_json(_record(first, second, found))
     else:
         _show(found)
     if not found.is_identical:
         raise typer.Exit(1)
+
+
+def _warn(warnings: list[str], context: typer.Context) -> None:
+    from rich.text import Text
+
+    for one in warnings:
+        said = in_options(one, context.command.params)
+        notes().print(Text.assemble(("pykv: warning: ", "bold yellow"), said), soft_wrap=True)
 
 
 def _record(first: str, second: str, found: Comparison) -> dict[str, Any]:
@@ -108,7 +122,7 @@ def _runs(runs: list[Run]) -> str:
 
 
 def _tensors(found: Comparison) -> Table:
-    """Return a line a layer, with both of its tensors."""
+    """Return a line a layer, with both of its tensors; of neighbours that are the same, one line."""
     from rich.table import Table
 
     there = {one.kind for one in found.tensors}
@@ -117,12 +131,21 @@ def _tensors(found: Comparison) -> Table:
     by_layer: dict[tuple[str, int], dict[str, TensorApart]] = {}
     for one in found.tensors:
         by_layer.setdefault((one.section, one.layer), {})[one.kind] = one
-    for (section, layer), tensors in by_layer.items():
-        pair = tensors.get("K") or tensors.get("R"), tensors.get("V") or tensors.get("S")
-        table.add_row(section, str(layer), *(text for one in pair for text in _tensor(one)))
+    for (section, _, texts), group in groupby(by_layer.items(), _alike):
+        layers = [layer for (_, layer), _ in group]
+        spelt = str(layers[0]) if len(layers) == 1 else f"{layers[0]}..{layers[-1]}"
+        table.add_row(section, spelt, *texts)
     for column in table.columns[1:]:
         column.justify = "right"
     return table
+
+
+def _alike(entry: tuple[tuple[str, int], dict[str, TensorApart]]) -> tuple[str, int, tuple[str, ...]]:
+    """Return what neighbouring layers share that are shown in one line: only those that are the same in both states."""
+    (section, layer), tensors = entry
+    pair = tensors.get("K") or tensors.get("R"), tensors.get("V") or tensors.get("S")
+    differs = any(one.n_differ for one in tensors.values())
+    return section, layer if differs else -1, tuple(text for one in pair for text in _tensor(one))
 
 
 _COLUMNS = ("rows differ", "NMSE", "max abs")

@@ -28,7 +28,7 @@ def command(
 ) -> None:
     """Show what a saved state holds: cells, positions, types, sizes, notes and checksums.
 
-    Leaves with 1 if the file is damaged, also if only its checksums do not fit.
+    Of a damaged file, as much as can be read, and what is wrong and where; then it leaves with 1.
     """
     from pykv.errors import StateError
     from pykv.runtime.states.describe import describe
@@ -38,8 +38,11 @@ def command(
         write_json(said)
     else:
         _show(said)
-    if said["checksums"]["fault"]:
-        raise StateError(f"{file}: {said['checksums']['fault']}")
+    faults = said["faults"]
+    if faults:
+        more = f" (and {len(faults) - 1} more, see above)" if len(faults) > 1 else ""
+        text = faults[0]["what"]
+        raise StateError((text if text.startswith(file) else f"{file}: {text}") + more, offset=faults[0]["offset"])
 
 
 def _show(said: dict[str, Any]) -> None:
@@ -49,25 +52,34 @@ def _show(said: dict[str, Any]) -> None:
     out = results()
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(said):
-        style = "bold red" if name == "checksums" and said["checksums"]["fault"] else ""
-        facts.add_row(name, Text(value, style))
+        facts.add_row(name, Text(value, "bold red" if name == "WRONG" else ""))
     out.print(facts)
-    out.print(_sections(said["sections"]))
+    if said.get("sections"):
+        out.print(_sections(said["sections"]))
 
 
 def _facts(said: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "file", said["file"]
     yield "kind", said["kind"]
+    if "session" in said:
+        yield "session", f"{said['session'] or 'not known'}, which is the file to inspect, convert or load"
+    else:
+        yield from _head(said)
+    yield "size", f"{size(said['nbytes'])} ({said['nbytes']} bytes)"
+    yield "checksums", _checksums(said)
+    yield from _notes(said["notes"])
+    for fault in said["faults"]:
+        yield "WRONG", fault["what"]
+
+
+def _head(said: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "dialect", said["dialect"] + ("" if said["says_dialect"] else " (found out, it does not say)")
-    if said["family"] is not None:
-        yield "family", said["family"]
+    if said["architecture"] is not None:
+        yield "architecture", said["architecture"]
     if said["sequence"] is not None:
         yield "sequence", str(said["sequence"])
     if said["tokens"] is not None:
         yield "tokens", _tokens(said["tokens"])
-    yield "size", f"{size(said['nbytes'])} ({said['nbytes']} bytes)"
-    yield "checksums", _checksums(said["checksums"])
-    yield from _notes(said["notes"])
 
 
 def _tokens(tokens: list[int]) -> str:
@@ -79,9 +91,12 @@ def _tokens(tokens: list[int]) -> str:
 
 
 def _checksums(said: dict[str, Any]) -> str:
-    if said["fault"]:
-        return "WRONG, the state is damaged"
-    return "noted, and right" if said["is_verified"] else "none noted"
+    sums = said["checksums"]
+    if "session" in said:
+        return f"{sums['n_noted']} noted; inspect the session to compare them"
+    if sums["wrong"]:
+        return f"WRONG for {', '.join(sums['wrong'])}{'' if len(sums['wrong']) == sums['n_noted'] else ', else right'}"
+    return "noted, and right" if sums["is_verified"] else "none noted"
 
 
 def _notes(said: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
@@ -130,7 +145,7 @@ def _runs(runs: list[list[int]]) -> str:
 def _tensors(stream: dict[str, Any]) -> str:
     lines = []
     for kind, groups in stream.get("tensors", {}).items():
-        order = {"channels": ", by channel", "rows": ", by cell"}[stream["v_layout"]] if kind == "V" else ""
+        order = f", by {stream['v_layout']}" if kind == "V" else ""
         lines += [f"{kind}: {one['n']} x {one['type']}, {one['width']} wide{order}" for one in groups if one["width"]]
     rotation = stream.get("rotation")
     if rotation is None and "rotation" in stream:

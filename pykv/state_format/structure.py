@@ -81,6 +81,24 @@ def _read_stream(cursor: Cursor, shape: KVShape, dialect: Dialect, s: int, *, wh
     cells = read_cells(cursor, None if whole else 1, has_ext=shape.has_ext, what=what, n_max=shape.n_cells)
     if not cells.n:
         return StreamRecords(cells)
+    head = read_stream_head(cursor, shape, dialect, what)
+    k = tuple(read_rows(cursor, cells.n, f"{what}: K of layer {i}") for i in range(head.n_k))
+    read_v = read_channels if head.v_trans else read_rows
+    v = tuple(read_v(cursor, cells.n, f"{what}: V of layer {i}") for i in range(head.n_v))
+    return StreamRecords(cells, k, v, head.v_trans, head.rot)
+
+
+class StreamHead(NamedTuple):
+    """What stands between the cells of a stream and its tensors; see `StreamRecords`."""
+
+    v_trans: bool
+    n_k: int
+    n_v: int
+    rot: tuple[int, int] | None
+
+
+def read_stream_head(cursor: Cursor, shape: KVShape, dialect: Dialect, what: str) -> StreamHead:
+    """Read what is said of all tensors of a stream that has cells."""
     v_trans = cursor.u32(f"{what}: V layout")
     if v_trans > 1:
         raise mismatch(f"{what}: V layout", "0 or 1", v_trans, cursor.at - 4)
@@ -90,10 +108,7 @@ def _read_stream(cursor: Cursor, shape: KVShape, dialect: Dialect, s: int, *, wh
     rot = _read_rotation(cursor, what) if dialect.says_rotation else None
     n_v = n_layer if shape.n_v is None else shape.n_v
     cursor.need(HEAD_NBYTES * (n_layer + n_v), f"{what}: {n_layer} tensors of K and {n_v} of V")
-    k = tuple(read_rows(cursor, cells.n, f"{what}: K of layer {i}") for i in range(n_layer))
-    read_v = _read_channels if v_trans else read_rows
-    v = tuple(read_v(cursor, cells.n, f"{what}: V of layer {i}") for i in range(n_v))
-    return StreamRecords(cells, k, v, bool(v_trans), rot)
+    return StreamHead(bool(v_trans), n_layer, n_v, rot)
 
 
 def _read_n_layer(cursor: Cursor, what: str) -> int:
@@ -122,7 +137,7 @@ def read_rows(cursor: Cursor, n_cells: int, what: str, *, least: int = 1) -> Row
     return RowsRecord(dtype, row_bytes, Span(cursor.skip(nbytes, f"{what}: {n_cells} rows of {row_bytes}"), nbytes))
 
 
-def _read_channels(cursor: Cursor, n_cells: int, what: str) -> RowsRecord:
+def read_channels(cursor: Cursor, n_cells: int, what: str) -> RowsRecord:
     """Read the head of a tensor that lies channel by channel, and go over its elements."""
     dtype = _read_dtype(cursor, what)
     element = ELEMENTS[dtype]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tracemalloc
 from pathlib import Path
 
@@ -77,10 +78,10 @@ def test_a_session_of_one_sequence_is_what_llama_cpp_saves(tmp_path, name, arch)
 
 def test_states_in_memory_have_heads_of_their_own(tmp_path):
     source = DATA / "smollm2_fa_f16.ggsn"
-    record = done(source, tmp_path / "out", "--to", "context-bytes")
+    record = done(source, tmp_path / "out", "--to", "context-state")
     assert (tmp_path / "out").read_bytes() == source.read_bytes()[12 + 4 * 7 :]
     assert [change["is_lossless"] for change in record["changes"]] == [True, False]  # tokens have no place
-    done(source, tmp_path / "one", "--to", "sequence-bytes")
+    done(source, tmp_path / "one", "--to", "sequence-state")
     section = (DATA / "smollm2_fa_f16.ggsq").read_bytes()[12 + 4 * 7 :]
     assert (tmp_path / "one").read_bytes() == b"\xd8\x3c\x14\xaf" + bytes(4) + section
     done(tmp_path / "one", tmp_path / "back", "--to", "sequence", "--seq", 3)
@@ -114,7 +115,7 @@ def test_old_quantised_rows_need_to_be_told_their_rotation(tmp_path):
 
 def test_quantised_rows_become_numbers(tmp_path):
     source = DATA / "smollm2_fa_q8_0.ggsq"
-    record = done(source, tmp_path / "out", "--type-k", "f32", "--type-v", "f32", "--v-layout", "channels")
+    record = done(source, tmp_path / "out", "--type-k", "f32", "--type-v", "f32", "--v-layout", "channel")
     expected = [q8_0(raw, WIDTH, 64) for raw in payloads(source.read_bytes(), 6 * 34)]
     got = payloads((tmp_path / "out").read_bytes(), 4 * WIDTH)
     for i, (raw, values) in enumerate(zip(got, expected, strict=True)):
@@ -172,14 +173,14 @@ def test_another_rotation(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "order", "what"), [
-    ("smollm2_fa_f16", "channels", "V by cell → by channel"),
-    ("smollm2_nofa_f16", "rows", "V by channel → by cell"),
+    ("smollm2_fa_f16", "channel", "V by cell → by channel"),
+    ("smollm2_nofa_f16", "cell", "V by channel → by cell"),
 ])  # fmt: skip
 def test_v_is_turned(tmp_path, name, order, what):
     source = DATA / f"{name}.ggsq"
     assert lossless(done(source, tmp_path / "out", "--v-layout", order)) == [what]
     before, after = (payloads(one.read_bytes(), 2 * WIDTH) for one in (source, tmp_path / "out"))
-    shape = (7, WIDTH) if order == "channels" else (WIDTH, 7)
+    shape = (7, WIDTH) if order == "channel" else (WIDTH, 7)
     for i, (old, new) in enumerate(zip(before, after, strict=True)):
         assert new == (old if i < 30 else np.frombuffer(old, "<u2").reshape(shape).T.tobytes())
 
@@ -230,7 +231,7 @@ def test_shared_cells_are_copied_into_streams(tmp_path):
     assert (tmp_path / "out").read_bytes() == expected.data
     assert [(one["what"], one["is_lossless"]) for one in record["changes"]] == [
         ("1 stream → 2", True),
-        ("1 cells of no sequence left out", False),
+        ("1 cell of no sequence left out", False),
     ]
 
 
@@ -296,7 +297,7 @@ def test_notes_go_along_and_their_checksums_are_made_anew(tmp_path):
     verify((tmp_path / "session").read_bytes(), trailer.notes)
     assert list(trailer.attachments) == ["window", "previous"]
 
-    record = done(tmp_path / "session", tmp_path / "bytes", "--to", "context-bytes")
+    record = done(tmp_path / "session", tmp_path / "bytes", "--to", "context-state")
     assert not record["has_notes"]
     assert "notes left out: a context state has no place for them" in [one["what"] for one in record["changes"]]
 
@@ -317,18 +318,18 @@ def test_a_file_beside_that_is_nothing_of_ours_stays(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "options", "said"), [
-    ("smollm2_streams2_f16.ggsn", "--to sequence", "--seq: a sequence file holds one sequence, say which; the state"),
-    ("smollm2_streams2_f16.ggsn", "--to sequence --seq 5", "--seq 5: no such sequence; the state holds 0, 1"),
+    ("smollm2_streams2_f16.ggsn", "--to sequence", "ggsn: --seq: a sequence file holds one sequence, say which; it holds"),
+    ("smollm2_streams2_f16.ggsn", "--to sequence --seq 5", "--seq 5: no such sequence; it holds 0, 1"),
     ("smollm2_streams2_f16.ggsn", "--seq 0", "--seq 0: a session file holds all sequences; one of them needs --to s"),
-    ("smollm2_fa_f16.ggsq", "--to session", "--arch: a session file names the model's family"),
+    ("smollm2_fa_f16.ggsq", "--to session", "--arch: a session file names the model's architecture"),
     ("smollm2_fa_f16.ggsq", "--type-k q8_0", "pass --rotation K,V"),
     ("smollm2_fa_f16.ggsq", "--type-k q8_0 --rotation 128,64", "must be 0 or a power of two that divides the 192"),
     ("smollm2_fa_f16.ggsq", "--type-k q8_0 --rotation 3,0", "must be two numbers, each 0 or a power of two"),
     ("smollm2_fa_f16.ggsq", "--rotation 64", "expected two numbers with a comma between them"),
-    ("smollm2_fa_f16.ggsq", "--type-k q9", "--type-k q9 is no element type"),
-    ("smollm2_fa_f16.ggsq", "--type-v q4_k --rotation 0,0", "must be one of f32, f16"),
-    ("smollm2_fa_q8_0.ggsq", "--v-layout channels", "--v-layout channels: q8_0 is stored in blocks"),
-    ("smollm2_fa_f16.ggsq", "--v-layout columns", "--v-layout columns must be one of rows, channels"),
+    ("smollm2_fa_f16.ggsq", "--type-k q9", "--type-k q9 is no type that K and V are stored in; take one"),
+    ("smollm2_fa_f16.ggsq", "--type-v q4_k --rotation 0,0", "q4_k is no type that K and V are stored in; take one"),
+    ("smollm2_fa_q8_0.ggsq", "--v-layout channel", "--v-layout channel: q8_0 is stored in blocks"),
+    ("smollm2_fa_f16.ggsq", "--v-layout columns", "--v-layout columns must be one of cell, channel"),
     ("smollm2_fa_f16.ggsq", "--dialect 12/5", "--dialect 12/5 must be one of 10/3, 11/4"),
     ("smollm2_fa_f16.ggsq", "--to nothing", "--to nothing must be one of session, sequence"),
     ("smollm2_fa_f16.ggsq", "--seq 256", "--seq 256 must be a whole number in 0..255"),
@@ -336,6 +337,12 @@ def test_a_file_beside_that_is_nothing_of_ours_stays(tmp_path):
     ("smollm2_fa_f16.ggsq", "--streams 2 --unify", "--streams 2: --unify means 1"),
     ("smollm2_fa_f16.ggsq", "--streams 2 --seq 2 --to session --arch llama", "sequence 2 needs a stream of its own"),
     ("smollm2_streams2_f16.ggsn", "--streams 1 --type-v q8_0", "pass --rotation K,V"),
+    ("smollm2_fa_f16.ggsq", "--rotation 64,64", "--rotation 64,64: only quantised rows are rotated, and no row is"),
+    ("smollm2_fa_f16.ggsq", "--rotation 0,0", "--rotation 0,0: only quantised rows are rotated, and no row is"),
+    ("smollm2_fa_f16.ggsn", "--arch nonsense", "--arch nonsense is no architecture that pykv builds; they are bloom, "),
+    ("smollm2_fa_f16.ggsn", "--arch lama", "did you mean llama?"),
+    ("smollm2_fa_f16.ggsq", "--arch llama", "ggsq: --arch llama: a sequence file names no architecture; leave it out"),
+    ("smollm2_fa_f16.ggsq", "--type-k bananas", "take one of f32, f16, q4_0, q4_1, q5_0, q5_1, q8_0, iq4_nl, bf16"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_and_nothing_written(tmp_path, name, options, said):
     out = tmp_path / "out"
@@ -404,7 +411,7 @@ def test_text_says_what_is_lossy(tmp_path):
     assert run(DATA / "smollm2_fa_f16.ggsq", tmp_path / "out").stdout.startswith("  nothing is changed")
 
 
-@pytest.mark.parametrize("options", [{"v_layout": "channels"}, {"type_k": "f32", "type_v": "f32", "seq_id": 3}])
+@pytest.mark.parametrize("options", [{"v_layout": "channel"}, {"type_k": "f32", "type_v": "f32", "seq_id": 3}])
 def test_large_states_pass_in_small_pieces(tmp_path, options):
     """120 MB, of which most is a hole in the file."""
     cells = [Cell(p, (0,)) for p in range(2048)]
@@ -438,17 +445,74 @@ def test_a_bar_shows_how_far_a_long_conversion_is(tmp_path, monkeypatch):
     shown = io.StringIO()
     monkeypatch.setattr(console, "notes", lambda: Console(file=shown, force_terminal=True, width=60))
     monkeypatch.setattr(console, "PATIENCE", -1)
-    done(DATA / "smollm2_fa_f16.ggsq", tmp_path / "out")
+    arguments = DATA / "smollm2_fa_f16.ggsq", tmp_path / "out"
+    assert run(*arguments).exit_code == 0
     assert "convert" in shown.getvalue()
     assert "100%" in shown.getvalue()
     shown.truncate(0)
+    done(*arguments)  # as JSON
     monkeypatch.setattr(console, "PATIENCE", 60)
-    done(DATA / "smollm2_fa_f16.ggsq", tmp_path / "out")
+    assert run(*arguments).exit_code == 0
     assert not shown.getvalue().strip("\0")
+
+
+@pytest.mark.parametrize("target", [".", "in/out", "pipe", "no/out"])
+def test_notes_were_left_beside_a_target_that_cannot_be_written(tmp_path, target):
+    state = session_file([1]).kv([SEQ2], [F16], [F16])
+    path = written(tmp_path, state)
+    (tmp_path / "in.pykv").write_bytes(b"".join(map(bytes, noted(state))))
+    os.mkfifo(tmp_path / "pipe")
+    before = sorted(tmp_path.iterdir()), sorted(tmp_path.parent.iterdir())
+    result = run(path, tmp_path / target)
+    assert result.exit_code == 1
+    assert "Traceback" not in result.stderr
+    assert (sorted(tmp_path.iterdir()), sorted(tmp_path.parent.iterdir())) == before
+
+
+@pytest.mark.parametrize("n_calls", [1, 3])
+def test_ctrl_c_leaves_nothing_behind(tmp_path, n_calls):
+    state = session_file([1]).kv([SEQ2], [F16], [F16])
+    path = written(tmp_path, state)
+    (tmp_path / "in.pykv").write_bytes(b"".join(map(bytes, noted(state))))
+    before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+    calls = []
+
+    def stop(n_done: int, n_all: int) -> None:
+        calls.append(n_done)
+        if len(calls) == n_calls:
+            raise KeyboardInterrupt
+
+    for target in (tmp_path / "out", path):
+        calls.clear()
+        with pytest.raises(KeyboardInterrupt):
+            convert(path, target, type_k="f32", on_progress=stop)
+        assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
+
+
+def test_a_target_where_notes_lie_would_replace_them(tmp_path):
+    """A session's notes are no target, nor is a session whose own notes would lie where the source is."""
+    state = session_file([1]).kv([SEQ2], [F16], [F16])
+    path = written(tmp_path, state)
+    beside = tmp_path / "in.pykv"
+    beside.write_bytes(b"".join(map(bytes, noted(state))))
+    before = beside.read_bytes()
+    result = run(path, beside)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert f"{beside}: holds the notes on a session" in result.stderr
+    assert beside.read_bytes() == before
+    source = tmp_path / "a.pykv"
+    source.write_bytes(state.data)
+    (tmp_path / "a.pykv.pykv").write_bytes(before)
+    result = run(source, tmp_path / "a")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert source.read_bytes() == state.data
+    (tmp_path / "mine.pykv").write_text("mine")
+    result = run(path, tmp_path / "mine")
+    assert (result.exit_code, (tmp_path / "mine.pykv").read_text()) == (2, "mine")
 
 
 def test_layers_whose_v_is_stored_in_blocks_were_laid_out_by_channel(tmp_path):
     path = written(tmp_path, sequence_file([]).kv([SEQ2], [F16, F16], [F16, Rows(8, 34)]))
-    result = run(path, tmp_path / "out", "--v-layout", "channels")
+    result = run(path, tmp_path / "out", "--v-layout", "channel")
     assert result.exit_code == 2
-    assert "--v-layout channels: q8_0 is stored in blocks" in result.stderr
+    assert "--v-layout channel: q8_0 is stored in blocks" in result.stderr

@@ -13,6 +13,7 @@ from support.state_values import DATA, N_LAYER, WIDTH, f16, payloads, plain, q8_
 from typer.testing import CliRunner
 
 from pykv.cli.app import app
+from pykv.state_format import Notes, SectionSum, checksum, trailer_pieces
 
 
 def run(*args: object):
@@ -205,7 +206,7 @@ def test_states_are_compared_by_sequence(write):
 def test_families_sections_and_widths_that_differ(write):
     record = told(DATA / "smollm2_fa_f16.ggsn", DATA / "gemma3_fa_f16.ggsn")
     assert record["differences"] == [
-        {"what": "family", "first": "llama", "second": "gemma3"},
+        {"what": "architecture", "first": "llama", "second": "gemma3"},
         {"what": "sections", "first": "KV", "second": "KV, window"},
     ]
     assert record["tensors"] == []
@@ -242,16 +243,18 @@ def test_rotations_that_are_not_said(write):
     assert told(write("old", old), write("f16", plain_f16), "--rotation", "64,64")["tensors"]
 
 
-def test_a_state_that_does_not_say_whose_it_is(write):
+def test_a_state_that_does_not_say_whose_it_is(tmp_path, write):
     one = sequence_file([]).states(NO_ID, 2, [F32], [F32])
     whole = session_file([]).states(OWNED, 2, [F32], [F32])
     result = run(write("a", one), write("b", whole))
-    assert (result.exit_code, result.stderr) == (
-        2, "pykv: error: --seq: one state is of a single sequence and does not say which; say it\n"
-    )  # fmt: skip
+    said = f"--seq: {tmp_path / 'a'} does not say which sequence it is of; say it: {tmp_path / 'b'} holds 0, 1, 2"
+    assert (result.exit_code, result.stderr) == (2, f"pykv: error: {said}\n")
     told(write("a", one), write("b", whole), "--seq", 1)
     result = run(write("a", one), write("b", whole), "--seq", 5)
-    assert (result.exit_code, "--seq 5: no such sequence; the state of all holds 0, 1, 2" in result.stderr) == (2, True)
+    assert (result.exit_code, f"--seq 5: no such sequence; {tmp_path / 'b'} holds 0, 1, 2" in result.stderr) == (
+        2,
+        True,
+    )
 
 
 @pytest.mark.parametrize("n", [0, 3, 50, -1])
@@ -272,3 +275,66 @@ def test_table_reads_without_colour():
     for word in ("stored otherwise", "KV: V lies by", "channel", "K rows differ", "V NMSE", "6 of 7"):
         assert word in text
     assert text.splitlines()[-1].startswith("different: 5")
+
+
+def damaged(tmp_path: Path, state: StateBytes, name: str) -> Path:
+    """Write a sequence whose last byte is not what was noted."""
+    sums = (SectionSum(0, len(state.data), checksum(state.data)),)
+    trailer = b"".join(map(bytes, trailer_pieces(Notes(sections=sums))))
+    path = tmp_path / name
+    path.write_bytes(bytes(state.data[:-1]) + bytes([state.data[-1] ^ 1]) + trailer)
+    return path
+
+
+def test_wrong_checksums_were_not_told(tmp_path, write):
+    state = sequence_file([1]).kv([SEQ2], [F16], [F16])
+    good, bad = write("good", state), damaged(tmp_path, state, "bad")
+    for paths in ((good, bad), (bad, good)):
+        result = run(*paths)
+        assert result.exit_code == 1
+        assert result.stderr.startswith(f"pykv: warning: {bad}: the state does not match its checksum: in bytes 0 to ")
+        assert len(result.stderr.splitlines()) == 1
+        record = told(*paths)
+        assert [one.startswith(str(bad)) for one in record["warnings"]] == [True]
+    assert run(bad, bad).exit_code == 0
+    assert len(run(bad, bad).stderr.splitlines()) == 2
+
+
+def test_layers_that_are_the_same_were_listed_one_by_one(write):
+    n = 9
+    values = np.arange(2 * n * 3 * 8, dtype=np.float32).reshape(2 * n, 3, 8)
+    a, b = (sequence_file([]).kv([SEQ2], [F16] * n, [F16] * n) for _ in range(2))
+    plain(a, values)
+    values[4, 0, 0] += 1  # K of layer 4
+    values[n + 5, 1, 0] += 1  # V of layer 5
+    plain(b, values)
+    paths = write("a", a), write("b", b)
+    rows = [line.split("│")[1:4] for line in run(*paths).stdout.splitlines() if line.startswith("│ KV")]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["KV", "0..3", "0 of 3"], ["KV", "4", "1 of 3"], ["KV", "5", "0 of 3"], ["KV", "6..8", "0 of 3"],
+    ]  # fmt: skip
+    assert len(told(*paths)["tensors"]) == 2 * n
+
+
+def test_options_that_do_nothing_are_told(write):
+    path = write("a", sequence_file([]).kv([SEQ2], [F16], [F16]))
+    result = run(path, path, "--rotation", "64,64")
+    assert (result.exit_code, result.stderr) == (
+        0, "pykv: warning: --rotation 64,64: not needed, both files say it or store no blocks\n"
+    )  # fmt: skip
+    result = run(path, path, "--rotation", "3,7")
+    assert (result.exit_code, "must be two numbers, each 0 or a power of two" in result.stderr) == (2, True)
+    result = run(path, path, "--seq", 0)
+    assert (result.exit_code, "hold one sequence each; leave it out" in result.stderr) == (2, True)
+
+
+def test_notes_in_place_of_a_session_are_told(tmp_path):
+    session = tmp_path / "s.bin"
+    session.write_bytes((DATA / "smollm2_fa_f16.ggsn").read_bytes())
+    beside = tmp_path / "s.bin.pykv"
+    beside.write_bytes(b"".join(map(bytes, trailer_pieces(Notes()))))
+    result = run(beside, session)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"pykv: error: {beside}: holds the notes on a session, not the session; that is {session}\n"
+    )

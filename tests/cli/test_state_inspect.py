@@ -49,10 +49,11 @@ def test_files_of_llama_cpp(name):
     n_tokens = len(said["tokens"])
     assert record["kind"] == f"{kind} file"
     assert record["dialect"] == "11/4"
-    assert record["family"] == (("gemma3" if is_gemma else "llama") if is_session else None)
+    assert record["architecture"] == (("gemma3" if is_gemma else "llama") if is_session else None)
     assert record["tokens"] == said["tokens"]
     assert record["nbytes"] == said[f"{kind}_bytes"] == os.stat(DATA / name).st_size
-    assert record["checksums"] == {"n_noted": 0, "is_verified": False, "fault": None}
+    assert record["checksums"] == {"n_noted": 0, "is_verified": False, "wrong": []}
+    assert (record["faults"], record["is_whole"]) == ([], True)
     assert record["notes"] is None
     assert [one["name"] for one in record["sections"]] == (["KV", "window"] if is_gemma else ["KV"])
     quantised = said["type_k"] == 8
@@ -69,7 +70,7 @@ def test_files_of_llama_cpp(name):
                 "n_cells": n_tokens,
                 "sequences": [{"sequence": s, "n_cells": n_tokens, "positions": [[0, n_tokens - 1]]}],
                 "has_ext": False,
-                "v_layout": "rows" if said["flash_attn"] else "channels",
+                "v_layout": "cell" if said["flash_attn"] else "channel",
                 "rotation": [64, 64] if quantised else [0, 0],
                 "tensors": {"K": tensors, "V": tensors},
             }
@@ -121,7 +122,7 @@ def test_streams_and_sections_of_all_kinds(tmp_path):
     text = run(path).stdout
     assert "1 of 2" in text
     assert "0 of 2" not in text  # it is empty
-    assert "tokens     none" in text
+    assert "tokens        none" in text
 
 
 def test_a_cache_without_values_beside_another_is_an_index(tmp_path):
@@ -152,7 +153,7 @@ def test_an_older_dialect_does_not_say_rotations(tmp_path):
 def test_bytes_of_states_that_are_no_files(tmp_path):
     whole = StateBytes().arch("llama").kv([SHARED], [F16], [F16], rot=None)
     record = told(written(tmp_path, whole))
-    assert (record["kind"], record["family"], record["tokens"]) == ("context state", "llama", None)
+    assert (record["kind"], record["architecture"], record["tokens"]) == ("context state", "llama", None)
     assert (record["dialect"], record["says_dialect"]) == ("10/3", False)
     one = StateBytes(bytearray(b"\xd8\x3c\x14\xaf\2\0\0\0")).kv([SEQ2], [F16], [F16])
     record = told(written(tmp_path, one))
@@ -164,7 +165,7 @@ def test_notes_and_checksums_behind_a_sequence(tmp_path):
     state = sequence_file([1]).kv([SEQ2], [F16], [F16])
     path = written(tmp_path, state, noted(state, window=b"x" * 2048))
     record = told(path)
-    assert record["checksums"] == {"n_noted": 1, "is_verified": True, "fault": None}
+    assert record["checksums"] == {"n_noted": 1, "is_verified": True, "wrong": []}
     assert record["notes"] == {
         "model": "abcdef",
         "rope": {"freq_base": 1e4, "freq_scale": None},
@@ -186,12 +187,54 @@ def test_notes_beside_a_session(tmp_path):
     record = told(path)
     assert record["checksums"]["is_verified"]
     assert record["notes"]["attachments"] == {}  # what is kept for a crash is nobody's
+
+
+def test_a_damaged_session_was_an_error_without_a_table(tmp_path):
+    state = session_file([1]).kv([SHARED], [F16], [F16])
+    start = 12 + 4 + 4 + 5
+    parts = ((0, start), (start, len(state.data) - start))
+    sums = tuple(SectionSum(at, n, checksum(state.data[at : at + n])) for at, n in parts)
+    beside = b"".join(map(bytes, trailer_pieces(Notes("abcdef", sections=sums))))
+    (tmp_path / "state.pykv").write_bytes(beside)
     state.data[-1] ^= 1
-    path.write_bytes(state.data)
+    path = written(tmp_path, state)
     result = run(path)
     assert result.exit_code == 1
-    assert "notes on another session" in result.stderr
+    for text in ("WRONG for section KV, else right", "fingerprint abcdef", "K: 1 x f16, 8 wide", "sequence 1: 0, 4"):
+        assert text in result.stdout
+    where = f"section KV does not match its checksum: in bytes {start} to {len(state.data) - 1}, expected "
+    assert result.stderr.splitlines()[0].startswith(f"pykv: error: {path}: {where}{sums[1].checksum}, found ")
+    record = json.loads(run(path, "--json").stdout)
+    assert record["checksums"] == {"n_noted": 2, "is_verified": False, "wrong": ["section KV"]}
+    assert [one["offset"] for one in record["faults"]] == [start]
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"x" * 100 + b"pykvnote"])
+def test_damaged_notes_beside_a_session_named_no_file(tmp_path, content):
+    path = written(tmp_path, (DATA / "smollm2_fa_f16.ggsn").read_bytes())
+    beside = tmp_path / "state.pykv"
+    beside.write_bytes(content)
+    result = run(path)
+    assert result.exit_code == 1
+    assert "K: 30 x f16, 192 wide" in result.stdout
+    assert result.stderr.startswith(f"pykv: error: {beside}: damaged notes: ")
     assert len(result.stderr.splitlines()) == 1
+    result = run(beside)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"pykv: error: {beside}: damaged notes on a session: ")
+    assert f"the session is {path}" in result.stderr
+
+
+def test_notes_in_place_of_a_session_were_a_puzzle(tmp_path):
+    state = session_file([1]).kv([SHARED], [F16], [F16])
+    path, beside = written(tmp_path, state), tmp_path / "state.pykv"
+    beside.write_bytes(noted(state, window=b"x" * 2048))
+    result = run(beside)
+    assert (result.exit_code, result.stderr) == (0, "")
+    for text in ("notes on a session", "which is the file to inspect", "fingerprint abcdef", "window, 2.0 KiB"):
+        assert text in result.stdout
+    record = told(beside)
+    assert (record["kind"], record["session"]) == ("notes on a session", str(path))
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
@@ -205,18 +248,59 @@ def test_rows_that_changed_are_told_after_all_else(tmp_path, options):
     if options:
         assert json.loads(result.stdout)["checksums"]["is_verified"] is False
     else:
-        assert "WRONG, the state is damaged" in result.stdout
+        assert "WRONG for the state" in result.stdout
     first, hint = result.stderr.splitlines()
-    assert first.startswith(f"pykv: error: {tmp_path / 'state'}: section 0: checksum: expected ")
-    assert hint.startswith("  next: the file is damaged")
+    assert first.startswith(f"pykv: error: {tmp_path / 'state'}: the state does not match its checksum: in bytes 0 to")
+    assert hint.startswith("  next: take another copy of it")
 
 
-@pytest.mark.parametrize("n", [0, 1, 4, 11, 39, 44, 60, 1000, -1])
-def test_cut_files_are_one_line(tmp_path, n):
+# of a head of 12 + 28 bytes, a section of 8 + 84 + 16 and 60 tensors of 12 + 2688
+@pytest.mark.parametrize(("n", "tokens", "n_cells", "tensors", "said"), [
+    (4, [], None, None, "version: expected 4 bytes, found the end after 0"),
+    (11, [], None, None, "number of tokens"),
+    (23, 2, None, None, "number of tokens"),
+    (40, 7, None, None, "no section can be read"),
+    (60, 7, 0, None, "no section can be read"),
+    (140, 7, 7, None, "all tensors of stream 0"),
+    (148 + 2700 * 2 + 5, 7, 7, (2, 0), "missing of KV: K of layers 2 to 29, V of layers 0 to 29"),
+    (148 + 2700 * 45, 7, 7, (30, 15), "missing of KV: V of layers 15 to 29"),
+    (-1, 7, 7, (30, 29), "missing of KV: V of layer 29; KV section: stream 0: V of layer 29: 7 rows of 384: expected"),
+])  # fmt: skip
+def test_of_cut_files_nothing_was_shown(tmp_path, n, tokens, n_cells, tensors, said):
+    path = written(tmp_path, (DATA / "smollm2_fa_f16.ggsq").read_bytes()[:n])
+    result = run(path, "--json")
+    assert result.exit_code == 1
+    record = json.loads(result.stdout)
+    assert (record["kind"], record["is_whole"]) == ("sequence file", False)
+    assert len(record["tokens"]) == (tokens or 0)
+    assert said in record["faults"][0]["what"]
+    assert record["faults"][0]["offset"] <= path.stat().st_size
+    assert result.stderr.startswith(f"pykv: error: {path}: ")
+    if n_cells:
+        (stream,) = record["sections"][0]["streams"]
+        assert stream["sequences"] == [{"sequence": 0, "n_cells": 7, "positions": [[0, 6]]}]
+        found = {kind: sum(one["n"] for one in group) for kind, group in stream.get("tensors", {}).items()}
+        assert found == ({} if tensors is None else dict(zip("KV", tensors, strict=True)))
+    text = run(path).stdout
+    assert "WRONG" in text
+    assert "sequence file" in text
+
+
+def test_of_cut_sessions_the_notes_tell_how_much_is_missing(tmp_path):
+    state = session_file([1]).kv([SHARED, SHARED], [F16], [F16])
+    path = written(tmp_path, state.data[:-7])
+    (tmp_path / "state.pykv").write_bytes(noted(state))
+    record = json.loads(run(path, "--json").stdout)
+    assert [one["n_cells"] for one in record["sections"][0]["streams"]] == [5, 5]
+    assert record["faults"][0]["what"].startswith("missing of KV: V of layer 0; ")
+    assert record["faults"][1]["what"].endswith("were saved, 7 of them are missing at the end")
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_files_of_which_nothing_is_left_are_one_line(tmp_path, n):
     path = written(tmp_path, (DATA / "smollm2_fa_f16.ggsq").read_bytes()[:n])
     result = run(path)
-    assert result.exit_code == 1
-    assert result.stdout == ""
+    assert (result.exit_code, result.stdout) == (1, "")
     lines = result.stderr.splitlines()
     assert lines[0].startswith(f"pykv: error: {path}: ")
     assert lines[1:] == ["  next: the file is damaged, cut off or no saved state; take another copy of it"]

@@ -45,8 +45,8 @@ def states_of(ctx: pykv.Context) -> list[bytes]:
     {"params": {"type_k": "q8_0", "type_v": "q4_0"},
      "options": {"type_k": "q8_0", "type_v": "q4_0", "rotation": (64, 64)}},
     {"params": {"type_k": "f16", "type_v": "bf16"}, "options": {"type_k": "f16", "type_v": "bf16"}},
-    {"params": {"flash_attn": False}, "options": {"v_layout": "channels"}},
-    {"params": {"flash_attn": False, "type_v": "f16"}, "options": {"v_layout": "channels", "type_v": "f16"}},
+    {"params": {"flash_attn": False}, "options": {"v_layout": "channel"}},
+    {"params": {"flash_attn": False, "type_v": "f16"}, "options": {"v_layout": "channel", "type_v": "f16"}},
     {"params": {"kv_unified": False}, "options": {"n_stream": 3}},
 ], ids=str)  # fmt: skip
 def test_a_file_converted_is_the_state_converted_while_it_is_loaded(model, tmp_path, change):
@@ -104,7 +104,7 @@ def test_damaged_states_end_in_an_error_of_ours_or_in_an_answer(tmp_path: Path) 
         options = {"type_v": rng.choice((None, "f32")), "n_stream": rng.choice((None, 1, 4)), "arch": "llama"}
         for call in (
             lambda: describe(path),
-            lambda options=options: convert(path, out, to=rng.choice(("session", "sequence")), **options),
+            lambda options=options: convert(path, out, to=rng.choice(("session", "context-state")), **options),
             lambda: compare(path, other),
         ):
             try:

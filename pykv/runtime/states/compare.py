@@ -9,22 +9,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pykv.errors import ParamError
+from pykv.errors import ParamError, StateError
 from pykv.ggml.types import BY_NUMBER
 from pykv.memory.state_convert import Form
 from pykv.memory.state_runs import chunks
 from pykv.runtime.states.comparison import CellsApart, Comparison, TensorApart, TokensApart, Two
+from pykv.runtime.states.examine import Examined, examined
 from pykv.runtime.states.matched_cells import Pairs, match, places
 from pykv.runtime.states.read_state import (
     ReadState,
     Rotation,
     StoredRows,
     cells_of,
+    checked_widths,
     filled,
     form_of,
-    read_state,
     width_of,
 )
+from pykv.runtime.states.saved_file import named
 from pykv.state_format import KVSection, RowsRecord, Section, StreamRecords, type_name
 from pykv.typing import AnyArray, F32Array
 
@@ -53,11 +55,31 @@ def compare(
     Raises
     ------
     ParamError : no such sequence, or something must be said.
-    StateError : one of them is damaged.
+    StateError : one of them is no saved state, or ends early. Checksums that do not fit are a warning.
     OSError : one of them cannot be read.
     """
-    with read_state(first) as one, read_state(second) as other:
-        return _Compared((one, other), seq_id, rotation).result(on_progress or _ignore)
+    given = checked_widths(rotation)
+    with examined(first) as one, examined(second) as other:
+        for path, found in ((first, one), (second, other)):
+            if found.is_cut:
+                raise named(StateError(found.faults[0].what, offset=found.faults[0].offset), path)
+        compared = _Compared((one.state, other.state), seq_id, given, tuple(map(os.fsdecode, (first, second))))
+        result = compared.result(on_progress or _ignore)
+        result.warnings += _warnings((first, one), (second, other))
+        if given is not None and not any(map(_needs_rotation, (one.state, other.state))):
+            result.warnings.append(f"rotation={given[0]},{given[1]}: not needed, both files say it or store no blocks")
+        return result
+
+
+def _warnings(*pairs: tuple[str | os.PathLike[str], Examined]) -> Iterator[str]:
+    for path, found in pairs:
+        yield from (str(named(StateError(fault.what), path)) for fault in found.faults)
+
+
+def _needs_rotation(state: ReadState) -> bool:
+    """Return whether rows may be rotated by widths that the state does not say."""
+    streams = (stream for section in state.sections if isinstance(section, KVSection) for stream in filled(section))
+    return any(one.rot is None and any(BY_NUMBER[rows.dtype].is_quantized for rows in one.k + one.v) for one in streams)
 
 
 class _Tensor(NamedTuple):
@@ -68,14 +90,24 @@ class _Tensor(NamedTuple):
     sections: tuple[Section, Section]
 
 
+_Stored = tuple[RowsRecord, StreamRecords | None, int]
+"""A tensor's record, its stream if it is one of K or V, and its rows."""
+
+
 class _Compared:
     """Two states, and what has been found out about them."""
 
-    def __init__(self, states: tuple[ReadState, ReadState], seq_id: int | None, rotation: Rotation | None) -> None:
-        self._states = states
+    def __init__(
+        self,
+        states: tuple[ReadState, ReadState],
+        seq_id: int | None,
+        rotation: Rotation | None,
+        paths: tuple[str, ...],
+    ) -> None:
+        self._states, self._paths = states, paths
         self._data = states[0].data, states[1].data
         self._rotation = rotation
-        self._only = _only(states, seq_id)
+        self._only = _only(states, seq_id, paths)
         self._found = Comparison()
 
     def result(self, on_progress: OnProgress) -> Comparison:
@@ -101,7 +133,7 @@ class _Compared:
             if x != y:
                 otherwise.append(Two(what, x, y))
         if a.arch is not None and b.arch is not None and a.arch != b.arch:
-            self._found.differences.append(Two("family", a.arch, b.arch))
+            self._found.differences.append(Two("architecture", a.arch, b.arch))
         if a.tokens is not None and b.tokens is not None:
             n = min(a.tokens.size, b.tokens.size)
             unlike = np.flatnonzero(a.tokens[:n] != b.tokens[:n])
@@ -146,9 +178,19 @@ class _Compared:
         a, b = (
             _one_tensor(section, stream, tensor) for section, stream in zip(tensor.sections, pairs.streams, strict=True)
         )
-        forms = _two_forms(a, b, tensor.kind == "V", self._rotation)
+        forms = self._forms(a, b, tensor.kind == "V")
         one = StoredRows(a[0], a[2], forms[0], self._data[0])
         return one, StoredRows(b[0], b[2], forms[1], self._data[1])
+
+    def _forms(self, a: _Stored, b: _Stored, is_v: bool) -> tuple[Form, Form]:
+        """Return what both rows mean. If both are quantised, one that does not say its rotation has the other's."""
+        if a[1] is None or b[1] is None:
+            return Form(BY_NUMBER[a[0].dtype]), Form(BY_NUMBER[b[0].dtype])
+        given = self._rotation
+        if given is None and all(BY_NUMBER[one[0].dtype].is_quantized for one in (a, b)):
+            given = a[1].rot or b[1].rot or (0, 0)
+        one, other = self._paths
+        return form_of(a[0], a[1], is_v, given, one), form_of(b[0], b[1], is_v, given, other)
 
 
 @dataclass
@@ -193,20 +235,29 @@ def _distance(x: F32Array, y: F32Array) -> AnyArray:
     return distance
 
 
-def _only(states: tuple[ReadState, ReadState], seq_id: int | None) -> int | None:
+def _only(states: tuple[ReadState, ReadState], seq_id: int | None, paths: tuple[str, ...]) -> int | None:
     """Return the only sequence that is compared; None = all."""
-    wholes = [state for state in states if state.is_whole]
+    pairs = list(zip(states, paths, strict=True))
+    wholes = [(state, path) for state, path in pairs if state.is_whole]
+    if seq_id is not None and not wholes:
+        raise ParamError(f"seq_id={seq_id}: {paths[0]} and {paths[1]} hold one sequence each; leave it out")
     if len(wholes) == 1 and seq_id is None:
-        single = next(state for state in states if not state.is_whole)
-        candidates = single.sequences() or wholes[0].sequences()
+        single, path = next((state, path) for state, path in pairs if not state.is_whole)
+        candidates = single.sequences() or wholes[0][0].sequences()
         if len(candidates) != 1:
-            raise ParamError("seq_id: one state is of a single sequence and does not say which; say it")
+            there = _numbers(wholes[0][0])
+            raise ParamError(
+                f"seq_id: {path} does not say which sequence it is of; say it: {wholes[0][1]} holds {there}"
+            )
         seq_id = candidates[0]
-    for state in wholes if seq_id is not None else ():
+    for state, path in wholes if seq_id is not None else ():
         if seq_id not in state.sequences():
-            there = ", ".join(map(str, state.sequences())) or "none"
-            raise ParamError(f"seq_id={seq_id}: no such sequence; the state of all holds {there}")
+            raise ParamError(f"seq_id={seq_id}: no such sequence; {path} holds {_numbers(state)}")
     return seq_id
+
+
+def _numbers(state: ReadState) -> str:
+    return ", ".join(map(str, state.sequences())) or "none"
 
 
 def _dialect(state: ReadState) -> str:
@@ -250,26 +301,12 @@ def _tensors(section: Section) -> dict[str, tuple[RowsRecord, ...]]:
     return {"R": section.r, "S": section.s}
 
 
-def _one_tensor(section: Section, stream: int, tensor: _Tensor) -> tuple[RowsRecord, StreamRecords | None, int]:
+def _one_tensor(section: Section, stream: int, tensor: _Tensor) -> _Stored:
     """Return a tensor's record, its stream if it is one of K or V, and its rows."""
     if isinstance(section, KVSection):
         found = section.streams[stream]
         return (found.v if tensor.kind == "V" else found.k)[tensor.layer], found, found.cells.n
     return (section.s if tensor.kind == "S" else section.r)[tensor.layer], None, cells_of(section)[0].n
-
-
-def _two_forms(
-    a: tuple[RowsRecord, StreamRecords | None, int],
-    b: tuple[RowsRecord, StreamRecords | None, int],
-    is_v: bool,
-    given: Rotation | None,
-) -> tuple[Form, Form]:
-    """Return what the rows of both mean. If both are quantised, one that does not say its rotation has the other's."""
-    if a[1] is None or b[1] is None:
-        return Form(BY_NUMBER[a[0].dtype]), Form(BY_NUMBER[b[0].dtype])
-    if given is None and all(BY_NUMBER[one[0].dtype].is_quantized for one in (a, b)):
-        given = a[1].rot or b[1].rot or (0, 0)
-    return form_of(a[0], a[1], is_v, given), form_of(b[0], b[1], is_v, given)
 
 
 def _ignore(n_done: int, n_all: int) -> None:

@@ -79,6 +79,7 @@ class Comparison:
     stored_otherwise : forms that differ, which is no difference of what is stored.
     differences : of families, sections and tensors, which cannot be compared then.
     tokens : None where they are the same, or one state notes none.
+    warnings : what makes the comparison doubtful: checksums that do not fit, damaged notes.
     """
 
     stored_otherwise: list[Two] = field(default_factory=list)
@@ -86,6 +87,7 @@ class Comparison:
     tokens: TokensApart | None = None
     cells: list[CellsApart] = field(default_factory=list)
     tensors: list[TensorApart] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def is_identical(self) -> bool:

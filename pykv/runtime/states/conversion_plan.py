@@ -53,6 +53,7 @@ class ConversionPlan:
     ----------
     part_starts : which pieces begin a part of the result: the head, and each section.
     moved : the tensors that are converted, by what is done to them.
+    uses_rotation : whether any row is rotated as was asked for, or was said to be.
     """
 
     kind: Kind
@@ -61,6 +62,7 @@ class ConversionPlan:
     part_starts: list[int] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     moved: dict[str, list[MovedRows]] = field(default_factory=dict)
+    uses_rotation: bool = False
 
     @property
     def nbytes(self) -> int:

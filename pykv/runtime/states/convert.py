@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from pykv.errors import ParamError
+from pykv.errors import ParamError, StateError
 from pykv.ggml import DType
+from pykv.ggml.types import BY_NUMBER
+from pykv.models import ARCHITECTURES
 from pykv.runtime.states.conversion_plan import Change, ConversionPlan, Wanted
 from pykv.runtime.states.converted_state import plan_conversion
-from pykv.runtime.states.saved_file import naming
+from pykv.runtime.states.read_state import ReadState, Rotation, checked_widths, read_state
+from pykv.runtime.states.saved_file import named, naming
 from pykv.runtime.states.section_sums import SectionSums
 from pykv.runtime.states.side_notes import PREVIOUS, is_side_car, notes_before
 from pykv.state_format import (
@@ -28,20 +33,18 @@ from pykv.state_format import (
 )
 from pykv.typing import MAX_SEQ, AnyArray, as_int
 
-from pykv.runtime.states.read_state import ReadState, Rotation, read_state
-
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 KINDS = {
     "session": Kind.SESSION_FILE,
     "sequence": Kind.SEQUENCE_FILE,
-    "context-bytes": Kind.CONTEXT_BYTES,
-    "sequence-bytes": Kind.SEQUENCE_BYTES,
+    "context-state": Kind.CONTEXT_BYTES,
+    "sequence-state": Kind.SEQUENCE_BYTES,
 }
 """Kinds of states by the names that callers give them."""
 
-V_LAYOUTS = {"rows": False, "channels": True}
+V_LAYOUTS = {"cell": False, "channel": True}
 
 T = TypeVar("T")
 
@@ -76,12 +79,12 @@ def convert(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    to: Literal["session", "sequence", "context-bytes", "sequence-bytes"] | None = None,
+    to: Literal["session", "sequence", "context-state", "sequence-state"] | None = None,
     seq_id: int | None = None,
     dialect: str | Dialect | None = None,
     type_k: str | DType | None = None,
     type_v: str | DType | None = None,
-    v_layout: Literal["rows", "channels"] | None = None,
+    v_layout: Literal["cell", "channel"] | None = None,
     n_stream: int | None = None,
     rotation: Rotation | None = None,
     arch: str | None = None,
@@ -101,7 +104,7 @@ def convert(
     v_layout : V cell by cell, or channel by channel as llama.cpp has it without flash attention.
     n_stream : 1 = all sequences in one stream of cells (unified); else one for each sequence.
     rotation : widths by which quantised K and V are rotated: in the result, and in a source that does not say so.
-    arch : family of the model, where a state of all is made of one that does not name it.
+    arch : architecture of the model, one that pykv builds, where a state of all is made of one that does not name it.
 
     Raises
     ------
@@ -116,15 +119,17 @@ def convert(
         types=(_dtype("type_k", type_k), _dtype("type_v", type_v)),
         by_channel=_chosen("v_layout", v_layout, V_LAYOUTS),
         n_stream=_whole("n_stream", n_stream, 1, MAX_SEQ),
-        rotation=_rotation(rotation),
-        arch=arch,
+        rotation=checked_widths(rotation),
+        arch=_architecture(arch),
     )
     target = plain_path(target, "target")
     with read_state(plain_path(source, "source")) as state:
         with naming(source):
             state.saved.verify()
-        plan = plan_conversion(state, wanted)
+        with _about(source):
+            plan = plan_conversion(state, wanted)
         notes = _notes(state, plan, wanted)
+        _check_target(target, has_notes=notes is not None and plan.kind is Kind.SESSION_FILE)
         nbytes = _write(target, plan, notes, state.saved.attachments, on_progress or _ignore)
     return Conversion(plan.kind, plan.dialect, nbytes, plan.all_changes(), notes is not None)
 
@@ -141,6 +146,15 @@ def _notes(state: ReadState, plan: ConversionPlan, wanted: Wanted) -> Notes | No
         plan.note(f"attachments {', '.join(kept)} stay as they were")
     types = {name: dtype.label for name, dtype in zip("kv", wanted.types, strict=True) if dtype is not None}
     return replace(notes, types=dict(notes.types) | types, sections=())
+
+
+def _check_target(target: str, *, has_notes: bool) -> None:
+    """Refuse to replace notes on a session by a state, and what is none of ours by notes beside a session."""
+    beside = side_car(target)
+    if is_side_car(target):
+        raise ParamError(f"{target}: holds the notes on a session, and would be replaced; take another name")
+    if has_notes and beside.exists() and not is_side_car(beside):
+        raise ParamError(f"{beside}: holds no notes on a session, and would be replaced by such; take another name")
 
 
 def _write(
@@ -218,19 +232,31 @@ def _whole(name: str, value: int | None, least: int, most: int) -> int | None:
 
 
 def _dtype(name: str, value: str | DType | None) -> DType | None:
-    found = None if value is None else DType.parse(value, name)
-    if found is not None and int(found) not in ELEMENTS:
-        raise ParamError(f"{name}={found.label} must be one of {', '.join(one.name for one in ELEMENTS.values())}")
-    return found
-
-
-def _rotation(value: Rotation | None) -> Rotation | None:
+    """Return an element type that a state can hold."""
     if value is None:
         return None
-    widths = tuple(map(as_int, value))
-    if len(widths) != 2 or any(one is None or one < 0 or one & (one - 1) for one in widths):
-        raise ParamError(f"rotation={value!r} must be two numbers, each 0 or a power of two")
-    k, v = widths
-    assert k is not None
-    assert v is not None
-    return k, v
+    by_label = {one.name: number for number, one in ELEMENTS.items()}
+    label = value.label if isinstance(value, DType) else str(value).lower()
+    if label not in by_label:
+        raise ParamError(f"{name}={label!r} is no type that K and V are stored in; take one of {', '.join(by_label)}")
+    return BY_NUMBER[by_label[label]]
+
+
+def _architecture(value: str | None) -> str | None:
+    if value is not None and value not in ARCHITECTURES:
+        near = get_close_matches(value, ARCHITECTURES, 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ParamError(f"arch={value!r} is no architecture that pykv builds{meant}; they are {known}")
+    return value
+
+
+@contextmanager
+def _about(source: str | os.PathLike[str]) -> Iterator[None]:
+    """Let what cannot be made of a source begin with its path."""
+    try:
+        yield
+    except ParamError as error:
+        raise ParamError(f"{os.fsdecode(source)}: {error}") from None
+    except StateError as error:
+        raise named(error, source) from None

@@ -62,7 +62,9 @@ class ConvertedKV:
         if self._n_stream != n_before:
             self._plan.note(f"{n_before} {'stream' if n_before == 1 else 'streams'} → {self._n_stream}")
             if n_free and self._n_stream > 1 and aim.number is None:
-                self._plan.note(f"{n_free} cells of no sequence left out", is_lossless=False)
+                self._plan.note(
+                    f"{n_free} {'cell' if n_free == 1 else 'cells'} of no sequence left out", is_lossless=False
+                )
 
     def _by_channel(self) -> bool:
         """Return whether V of the result lies by channel."""
@@ -72,7 +74,7 @@ class ConvertedKV:
         in_blocks = self._v_in_blocks()
         if in_blocks and asked:
             raise ParamError(
-                f"v_layout=channels: {in_blocks.label} is stored in blocks, which lie in rows; leave it out"
+                f"v_layout=channel: {in_blocks.label} is stored in blocks, which lie by cell; leave it out"
             )
         want = False if in_blocks else have if asked is None else asked
         if want != have and self._first.v:
@@ -137,6 +139,8 @@ class ConvertedKV:
         given, is_kept = self._wanted.rotation, self._type(rows, is_v) == rows.dtype
         if given is None and is_kept and not self._plan.dialect.says_rotation:
             given = (0, 0)  # whatever it is, it stays so
+        if given is not None and stream.rot is None and BY_NUMBER[rows.dtype].is_quantized:
+            self._plan.uses_rotation = True
         return form_of(rows, stream, is_v, given)
 
     def _type(self, rows: RowsRecord, is_v: bool) -> DType:
@@ -151,6 +155,7 @@ class ConvertedKV:
             option = f"type_{'kv'[is_v]}={dtype.label}"
             raise ParamError(f"{option}: rows of {width_of(rows)} elements are no whole blocks of {dtype.block_size}")
         if dtype.is_quantized and given is not None:
+            self._plan.uses_rotation = True
             return Form(dtype, checked_rotation(given[is_v], rows))
         if dtype == have.dtype:
             return have

@@ -52,6 +52,11 @@ def plan_conversion(state: ReadState, wanted: Wanted) -> ConversionPlan:
             ConvertedKV(section, state.data, wanted, plan).add(aim)
         else:
             _add_states(section, state, plan, aim)
+    if wanted.rotation is not None and not plan.uses_rotation:
+        k, v = wanted.rotation
+        raise ParamError(
+            f"rotation={k},{v}: only quantised rows are rotated, and no row is or becomes so; leave it out"
+        )
     return plan
 
 
@@ -70,7 +75,7 @@ def _aim(state: ReadState, wanted: Wanted, plan: ConversionPlan) -> Aim:
         if number != own:
             plan.note(f"sequence {own} → {number}")
         return Aim(None, number, kind.whole)
-    there = f"the state holds {', '.join(map(str, have)) or 'none'}"
+    there = f"it holds {', '.join(map(str, have)) or 'none'}"
     if wanted.seq_id is None and len(have) != 1:
         raise ParamError(f"seq_id: a {kind.value} holds one sequence, say which; {there}")
     seq_id = have[0] if wanted.seq_id is None else wanted.seq_id
@@ -85,16 +90,18 @@ def _aim(state: ReadState, wanted: Wanted, plan: ConversionPlan) -> Aim:
 def _head(container: Container, wanted: Wanted, plan: ConversionPlan, aim: Aim) -> bytes:
     kind, tokens = plan.kind, _tokens(container, plan)
     if not kind.whole:
+        if wanted.arch is not None:
+            raise ParamError(f"arch={wanted.arch}: a {kind.value} names no architecture; leave it out")
         return (
             sequence_head(tokens, plan.dialect) if kind is Kind.SEQUENCE_FILE else sequence_bytes_head(aim.number or 0)
         )
     arch = wanted.arch or container.arch
     if arch is None:
         raise ParamError(
-            f"arch: a {kind.value} names the model's family, which the source does not; say it: arch=llama"
+            f"arch: a {kind.value} names the model's architecture, which the source does not; say arch=llama or so"
         )
     if container.arch is not None and arch != container.arch:
-        plan.note(f"family {container.arch} → {arch}")
+        plan.note(f"architecture {container.arch} → {arch}", is_lossless=False)
     return session_head(tokens, arch, plan.dialect) if kind is Kind.SESSION_FILE else context_head(arch)
 
 

@@ -9,64 +9,86 @@ from typing import Any
 
 import numpy as np
 
-from pykv.errors import StateError
+from pykv.runtime.states.examine import Examined, examined
 from pykv.runtime.states.matched_cells import NOBODY
-from pykv.runtime.states.read_state import ReadState, cells_of, read_state, width_of
-from pykv.runtime.states.saved_file import PREVIOUS
-from pykv.state_format import CellRecords, KVSection, RowsRecord, Section, StreamRecords, type_name
+from pykv.runtime.states.noted import notes_in, session_of
+from pykv.runtime.states.read_state import ReadState, cells_of, width_of
+from pykv.runtime.states.side_notes import PREVIOUS
+from pykv.state_format import CellRecords, KVSection, Notes, RowsRecord, Section, StreamRecords, Trailer, type_name
 from pykv.typing import I32Array
+
+NOTES = "notes on a session"
+"""The kind of a file that holds no state, but what pykv noted of the session beside it."""
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return what a saved state holds: its head, sections, cells, tensors, and the notes on it.
 
-    Checksums that do not fit are told, not raised: ``checksums["fault"]``.
+    Of a damaged one, as much as can be read; what is wrong is told, not raised: ``faults``. Of the file beside a
+    session, the notes: ``kind`` is `NOTES`, and ``session`` the file that they are about.
 
     Raises
     ------
     OSError : it cannot be read.
-    StateError : it is no saved state, or is damaged so that it cannot be told what it holds.
+    StateError : it is no saved state, or can be read in several ways.
     """
-    with read_state(path) as state:
+    trailer = notes_in(path)
+    if trailer is not None:
+        return _side_car(path, trailer)
+    with examined(path) as found:
+        state = found.state
         container = state.saved.container
+        named = zip(state.names, state.sections, strict=True)
         return {
             "file": os.fspath(path),
             "kind": container.kind.value,
             "dialect": str(state.dialect),
             "says_dialect": container.dialect is not None,
-            "family": container.arch,
+            "architecture": container.arch,
             "sequence": container.seq_id,
             "tokens": None if container.tokens is None else container.tokens.tolist(),
             "nbytes": len(state.data),
             "state_nbytes": container.state.nbytes,
-            "sections": [
-                _section(name, section, state) for name, section in zip(state.names, state.sections, strict=True)
-            ],
-            "checksums": _checksums(state),
-            "notes": _notes(state),
+            "is_whole": not found.is_cut,
+            "sections": [_section(name, section, state) for name, section in named],
+            "checksums": _checksums(found),
+            "faults": [one._asdict() for one in found.faults],
+            "notes": _notes_of(state),
         }
 
 
-def _checksums(state: ReadState) -> dict[str, Any]:
-    notes, fault = state.saved.notes, None
-    try:
-        state.saved.verify()
-    except StateError as error:
-        fault = str(error)
+def _side_car(path: str | os.PathLike[str], trailer: Trailer) -> dict[str, Any]:
+    attachments = {name: span.nbytes for name, span in trailer.attachments.items()}
+    return {
+        "file": os.fspath(path),
+        "kind": NOTES,
+        "session": session_of(path),
+        "nbytes": trailer.span.nbytes,
+        "checksums": {"n_noted": len(trailer.notes.sections)},
+        "faults": [],
+        "notes": _notes(trailer.notes, attachments),
+    }
+
+
+def _checksums(found: Examined) -> dict[str, Any]:
+    notes = found.state.saved.notes
     n_noted = 0 if notes is None else len(notes.sections)
-    return {"n_noted": n_noted, "is_verified": bool(n_noted) and fault is None, "fault": fault}
+    return {"n_noted": n_noted, "is_verified": bool(n_noted) and not found.wrong, "wrong": list(found.wrong)}
 
 
-def _notes(state: ReadState) -> dict[str, Any] | None:
-    notes = state.saved.notes
-    if notes is None:
-        return None
+def _notes_of(state: ReadState) -> dict[str, Any] | None:
+    saved = state.saved
+    sizes = {name: len(data) for name, data in saved.attachments.items()}
+    return None if saved.notes is None else _notes(saved.notes, sizes)
+
+
+def _notes(notes: Notes, attachments: dict[str, int]) -> dict[str, Any]:
     return {
         "model": notes.model,
         "rope": dict(notes.rope),
         "types": dict(notes.types),
         "extra": dict(notes.extra),
-        "attachments": {name: len(data) for name, data in state.saved.attachments.items() if name != PREVIOUS},
+        "attachments": {name: nbytes for name, nbytes in attachments.items() if name != PREVIOUS},
     }
 
 
@@ -82,11 +104,11 @@ def _section(name: str, section: Section, state: ReadState) -> dict[str, Any]:
 
 def _stream(stream: StreamRecords, state: ReadState) -> dict[str, Any]:
     said = _cells(stream.cells, state)
-    if not stream.cells.n:
+    if stream.v_trans is None:
         return said
     return said | {
         "has_ext": stream.cells.ext is not None,
-        "v_layout": "channels" if stream.v_trans else "rows",
+        "v_layout": "channel" if stream.v_trans else "cell",
         "rotation": None if stream.rot is None else list(stream.rot),
         "tensors": {"K": _tensors(stream.k, stream.cells.n), "V": _tensors(stream.v, stream.cells.n)},
     }

@@ -8,10 +8,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+
 from pykv.errors import ParamError, StateError
 from pykv.ggml.types import BY_NUMBER
 from pykv.memory.state_channels import WORDS
 from pykv.memory.state_convert import Form
+from pykv.runtime.states.noted import refuse_notes
 from pykv.runtime.states.saved_file import SavedFile, named, open_state
 from pykv.state_format import (
     ELEMENTS,
@@ -24,10 +26,13 @@ from pykv.state_format import (
     parse_unknown,
     type_name,
 )
-from pykv.typing import AnyArray, F32Array, I64Array
+from pykv.typing import AnyArray, F32Array, I64Array, as_int
 
 Rotation = tuple[int, int]
 """Widths by which K and V are rotated, 0 = not."""
+
+MAX_ROTATION = 2**31
+"""More elements than a row has."""
 
 SAY_ROTATION = (
     "pass rotation=K,V, two numbers: 0,0 unless the model's heads are a multiple of 64 wide, else for K the largest "
@@ -89,6 +94,7 @@ def read_state(path: str | os.PathLike[str]) -> Iterator[ReadState]:
                 saved.data, start, whole=container.kind.whole, dialect=container.dialect, stop=start + nbytes
             )
         except StateError as error:
+            refuse_notes(path)
             raise named(error, path) from None
         yield ReadState(saved, dialect, sections)
 
@@ -124,12 +130,15 @@ def width_of(rows: RowsRecord) -> int:
     return width
 
 
-def form_of(rows: RowsRecord, stream: StreamRecords, is_v: bool, given: Rotation | None) -> Form:
+def form_of(
+    rows: RowsRecord, stream: StreamRecords, is_v: bool, given: Rotation | None, name: str = "the state"
+) -> Form:
     """Return what the bytes of a stream's rows mean.
 
     Parameters
     ----------
     given : by which widths quantised rows are rotated where the state does not say so.
+    name : of the state, for messages.
 
     Raises
     ------
@@ -141,8 +150,21 @@ def form_of(rows: RowsRecord, stream: StreamRecords, is_v: bool, given: Rotation
     if not dtype.is_quantized:
         return Form(dtype)
     if given is None:
-        raise ParamError(f"the state does not say by which widths its {dtype.label} rows are rotated: {SAY_ROTATION}")
+        raise ParamError(f"{name} does not say by which widths its {dtype.label} rows are rotated: {SAY_ROTATION}")
     return Form(dtype, checked_rotation(given[is_v], rows))
+
+
+def checked_widths(rotation: Rotation | None) -> Rotation | None:
+    """Return two widths if rows could be rotated by them; raises `ParamError` where not."""
+    if rotation is None:
+        return None
+    widths = tuple(map(as_int, rotation))
+    if len(widths) != 2 or any(one is None or not 0 <= one <= MAX_ROTATION or one & (one - 1) for one in widths):
+        raise ParamError(f"rotation={rotation!r} must be two numbers, each 0 or a power of two")
+    k, v = widths
+    assert k is not None
+    assert v is not None
+    return k, v
 
 
 def checked_rotation(rot: int, rows: RowsRecord) -> int:
