@@ -318,7 +318,7 @@ def test_a_file_beside_that_is_nothing_of_ours_stays(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "options", "said"), [
-    ("smollm2_streams2_f16.ggsn", "--to sequence", "ggsn: --seq: a sequence file holds one sequence, say which; it holds"),
+    ("smollm2_streams2_f16.ggsn", "--to sequence", "ggsn: --seq: a sequence file holds one sequence, say which"),
     ("smollm2_streams2_f16.ggsn", "--to sequence --seq 5", "--seq 5: no such sequence; it holds 0, 1"),
     ("smollm2_streams2_f16.ggsn", "--seq 0", "--seq 0: a session file holds all sequences; one of them needs --to s"),
     ("smollm2_fa_f16.ggsq", "--to session", "--arch: a session file names the model's architecture"),
