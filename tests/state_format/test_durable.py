@@ -197,7 +197,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
     )
     lines = out.splitlines()
     assert lines[1::2] == ["['state.bin']"] * 3
-    assert all("No space left on device; " in line and "bytes written" in line for line in lines[::2])
+    assert all("No space left on device; " in line for line in lines[::2])
 
 
 def test_a_file_of_a_pair_that_cannot_be_moved_takes_the_other_back(tmp_path, monkeypatch):
