@@ -175,7 +175,7 @@ class KVState:
             loading.note(f"{len(section.streams)} streams → {self._cache.n_stream}")
 
     def _fills(self, section: KVSection, placed: Placed, loading: Loading) -> Iterator[Fill]:
-        records, by_channel = section.streams[placed.source], self.layout.v_trans
+        records, by_channel = section.streams[placed.source], self._cache.settings.v_by_channel_in_states
         if records.v and records.v_trans != by_channel:
             loading.note(f"V {_order(not by_channel)} → {_order(by_channel)}")
         rot = records.rot or self._rotation_of(records)

@@ -5,7 +5,7 @@ Source: spec state_format.md sections 2 to 4 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pykv.errors import StateError
@@ -57,11 +57,13 @@ def parse_state(
     shapes = [shape_of(layout, strict=strict) for layout in layouts]
     with Cursor(data, start, stop) as cursor:
         if dialect is None:
-            dialect = _dialect_that_fits(cursor, shapes, whole=whole, exact=exact)
+            found: Iterable[Section] = _read_in_what_fits(cursor, shapes, whole=whole, exact=exact)
+        else:
+            found = (read_section(cursor, shape, dialect, whole=whole) for shape in shapes)
         sections = []
-        for layout, shape in zip(layouts, shapes, strict=True):
-            sections.append(read_section(cursor, shape, dialect, whole=whole))
-            hold(sections[-1], layout, whole=whole, strict=strict)
+        for layout, section in zip(layouts, found, strict=True):
+            hold(section, layout, whole=whole, strict=strict)
+            sections.append(section)
         _check_end(cursor, exact=exact)
         return tuple(sections), cursor.at
 
@@ -91,22 +93,20 @@ def hold(section: Section, layout: SectionLayout, *, whole: bool, strict: bool =
         raise mismatch("section", type(layout).__name__, type(section).__name__, section.span.start)
 
 
-def _dialect_that_fits(cursor: Cursor, shapes: Sequence[SectionShape], *, whole: bool, exact: bool) -> Dialect:
-    """Return the newest dialect in which the bytes are sections of these shapes, and leave the cursor where it was.
+def _read_in_what_fits(cursor: Cursor, shapes: Sequence[SectionShape], *, whole: bool, exact: bool) -> list[Section]:
+    """Return the sections in the newest dialect in which the bytes are sections of these shapes.
 
     Where there is none, the error of the one that got furthest is raised.
     """
     start, errors = cursor.at, []
     for dialect in NEWEST_FIRST:
+        cursor.at = start
         try:
-            for shape in shapes:
-                read_section(cursor, shape, dialect, whole=whole)
+            sections = [read_section(cursor, shape, dialect, whole=whole) for shape in shapes]
             _check_end(cursor, exact=exact)
-            return dialect
+            return sections
         except StateError as error:
             errors.append(error)
-        finally:
-            cursor.at = start
     raise max(errors, key=lambda error: error.offset or 0)
 
 
