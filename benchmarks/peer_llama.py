@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 import time
 from typing import Any
@@ -124,9 +125,14 @@ class LlamaSide:
 
         return timed(put)
 
-    def state_save(self, path: str) -> float:
+    def state_save(self, path: str, sync: bool = False) -> float:
+        """Time saving into a file; with `sync`, until it is on the disk."""
+
         def save() -> None:
             assert lc.llama_state_seq_save_file(self._ctx, path.encode(), 0, self._tokens, 0)
+            if sync:
+                with open(path, "rb+") as file:
+                    os.fsync(file.fileno())
 
         return timed(save)
 

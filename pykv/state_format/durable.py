@@ -10,6 +10,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 SMALL = 1 << 16
 """Pieces below this many bytes are collected, so that a head does not cost a system call."""
+
+EARLY = 1 << 25
+"""After so many bytes the disk begins with what is there, while the next ones are made."""
 
 _MODE = 0o666
 """As open() asks for; the umask takes away what nobody should have."""
@@ -176,6 +180,9 @@ class _Writer:
         self._fd = -1
         self._has_name = False
         self._pending = bytearray()
+        self._n_begun = 0
+        self._disk: ThreadPoolExecutor | None = None
+        self._begun: list[Future[None]] = []
 
     def open(self, temporary: str, mode: int | None) -> None:
         self._fd = _open_without_name(os.path.dirname(temporary))
@@ -199,6 +206,7 @@ class _Writer:
     def close(self, temporary: str) -> None:
         """Write what is left, wait until it is on the disk, and give the file its name."""
         self._flush()
+        self._wait()
         os.fsync(self._fd)
         if not self._has_name:
             self._name(temporary)
@@ -223,6 +231,8 @@ class _Writer:
         os.fsync(self._fd)
 
     def give_up(self, temporary: str) -> None:
+        with suppress(OSError):
+            self._wait()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -240,6 +250,23 @@ class _Writer:
             n = os.write(self._fd, view[at:])
             at += n
             self.n_written += n
+        if self.n_written - self._n_begun >= EARLY:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Let another thread wait until the disk has what is written so far."""
+        self._n_begun = self.n_written
+        self._disk = self._disk or ThreadPoolExecutor(1)
+        self._begun.append(self._disk.submit(os.fsync, self._fd))
+
+    def _wait(self) -> None:
+        """Wait for what was begun; raises what went wrong, of which a later fsync would know nothing."""
+        if self._disk is None:
+            return
+        self._disk.shutdown()
+        self._disk = None
+        for each in self._begun:
+            each.result()
 
 
 def _open_new(path: str) -> int:

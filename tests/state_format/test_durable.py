@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from support import state_kills
 from support.child import child_environment, python_command, run_cleanly
 from support.small_disk import run_on_a_small_disk
 
-from pykv.state_format import new_contents, write_durably
+from pykv.state_format import durable, new_contents, write_durably
 
 
 @pytest.fixture(params=["no name until complete", "a name from the start", "a copy with a name"])
@@ -135,6 +136,46 @@ def test_a_disk_that_fails_leaves_the_old_file(tmp_path, monkeypatch, broken, co
     assert caught.value.errno == code
     assert caught.value.filename == str(path)
     assert str(70_000 if broken == "write" else 140_000) in str(caught.value)
+    assert path.read_bytes() == b"old"
+    assert only(tmp_path) == ["state.bin"]
+
+
+@pytest.mark.usefixtures("way")
+def test_the_disk_begins_before_all_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "EARLY", 100_000)
+    real, done = os.fsync, []
+
+    def note(fd):
+        done.append(threading.current_thread() is threading.main_thread())
+        real(fd)
+
+    pieces = [os.urandom(70_000) for _ in range(9)]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", note)
+        write_durably(tmp_path / "x", pieces)
+    assert (tmp_path / "x").read_bytes() == b"".join(pieces)
+    assert done[:5] == [False] * 4 + [True], "the last one, of all that was written, comes after the early ones"
+
+
+@pytest.mark.usefixtures("way")
+def test_an_error_that_the_disk_tells_early_is_not_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "EARLY", 100_000)
+    path = tmp_path / "state.bin"
+    path.write_bytes(b"old")
+    real, is_told = os.fsync, []
+
+    def fail_once(fd):
+        if is_told:
+            real(fd)
+            return
+        is_told.append(True)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail_once)
+        with pytest.raises(OSError, match="the file is as it was before") as caught:
+            write_durably(path, [b"a" * 70_000] * 9)
+    assert caught.value.errno == errno.EIO
     assert path.read_bytes() == b"old"
     assert only(tmp_path) == ["state.bin"]
 
