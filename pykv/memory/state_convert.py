@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -58,6 +59,9 @@ def fill(
     if picked is None and have == want:
         target.take(payload, record.by_channel)
         return 0.0
+    if have == want and target.lies_far_by_channel:
+        target.take_channels(partial(_channels, payload, record, target.width, picked))
+        return 0.0
     worst = 0.0
     for a, b in chunks(0, target.cells.size, 4 * target.width):
         rows = _rows(payload, record, target.width, slice(a, b) if picked is None else picked[a:b])
@@ -67,6 +71,18 @@ def fill(
             worst = max(worst, lost(values, want.values(rows)))
         target.put(a, rows)
     return worst
+
+
+def _channels(
+    payload: AnyArray, record: RowsRecord, width: int, picked: I64Array | None, channels: slice, part: slice
+) -> AnyArray:
+    """Return some channels of some rows, (n_channels, k)."""
+    which = part if picked is None else picked[part]
+    if record.by_channel:
+        words: AnyArray = payload.view(WORDS[record.elem_bytes]).reshape(width, -1)
+        return words[channels][:, which]
+    rows: AnyArray = payload.view(WORDS[record.row_bytes // width]).reshape(-1, width)
+    return rows[which, channels].T
 
 
 def _rows(payload: AnyArray, record: RowsRecord, width: int, which: slice | I64Array) -> AnyArray:

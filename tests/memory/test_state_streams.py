@@ -302,7 +302,7 @@ def test_rows_that_cannot_be_written_leave_an_empty_memory(
 def test_little_memory_is_needed(unified: bool, types: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 8 MiB of rows, pieces pass through."""
     spec = MemorySpec((LayerSpec(8, 128, 128),))
-    monkeypatch.setattr(state_runs, "STAGING_BYTES", 2**16)
+    monkeypatch.setattr(state_runs, "STAGING_BYTES", 2**18)
     how: dict[str, Any] = {"n_cells": 2048, "n_seq_max": 2, "n_threads": 1}
     mine = KVCache(spec, unified=unified, v_trans=True, **how)
     theirs = KVCache(spec, unified=not unified, v_trans=not types, **how | types)
@@ -319,4 +319,4 @@ def test_little_memory_is_needed(unified: bool, types: dict[str, str], monkeypat
         finally:
             tracemalloc.stop()
         assert len(blob) > 2**23
-        assert peak < 2**20
+        assert peak < 2**21
