@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -208,3 +209,20 @@ def test_a_mapped_file_can_be_closed_after_an_error(tmp_path):
     with pytest.raises(StateError):
         verify_sections(mapped, NOTES)
     mapped.close()
+
+
+def test_large_attachments_are_not_copied_to_be_found_or_written(tmp_path):
+    """They are counted and summed where they lie, in a mapped file or in the caller's memory."""
+    path, large = tmp_path / "state", np.full(2**23, 7, np.uint8)
+    tracemalloc.start()
+    try:
+        pieces = trailer_pieces(NOTES, {"checkpoint": large})
+        with path.open("wb") as file:
+            file.writelines(pieces)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            start, nbytes = read_trailer(mapped).attachments["checkpoint"]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (start, nbytes) == (0, large.nbytes)
+    assert peak < 2**20
