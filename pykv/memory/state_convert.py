@@ -35,7 +35,8 @@ class Form:
     def _turned(self, values: F32Array) -> F32Array:
         if not self.rot:
             return values
-        turned: F32Array = (values.reshape(-1, self.rot) @ hadamard(self.rot)).reshape(values.shape)
+        with np.errstate(all="ignore"):  # of rows that hold no numbers: what becomes of them, `lost` says
+            turned: F32Array = (values.reshape(-1, self.rot) @ hadamard(self.rot)).reshape(values.shape)
         return turned
 
 
@@ -94,8 +95,12 @@ def _rows(payload: AnyArray, record: RowsRecord, width: int, which: slice | I64A
 
 
 def lost(values: F32Array, stored: F32Array) -> float:
-    """Return the largest distance in a row as a part of its largest element."""
+    """Return the largest distance in a row as a part of its largest element; infinite where a number is none now."""
     with np.errstate(all="ignore"):
-        off = np.abs(stored - values).max(axis=1)
-        size = np.abs(values).max(axis=1)
-        return float(np.max(np.divide(off, size, out=np.zeros_like(off), where=off > 0), initial=0.0))
+        off = np.abs(stored - values)
+        if not np.isfinite(off).all():
+            is_same = (stored == values) | (np.isnan(stored) & np.isnan(values))
+            off = np.where(is_same, np.float32(0), np.where(np.isnan(off), np.float32(np.inf), off))
+        off, size = off.max(axis=1), np.abs(values).max(axis=1)
+        parts = np.divide(off, size, out=np.zeros_like(off), where=off > 0)
+        return float(np.max(np.where(np.isnan(parts), np.inf, parts), initial=0.0))

@@ -12,6 +12,7 @@ from support.state_kinds import decode, fill, make, scribble
 
 from pykv.errors import StateError
 from pykv.memory import AttentionPath, KVCache, LayerSpec, MemorySpec
+from pykv.memory.state_convert import lost
 from pykv.state_format import Dialect
 
 SPEC = MemorySpec((LayerSpec(2, 64, 64), LayerSpec(2, 64, 64)))
@@ -96,6 +97,31 @@ def test_another_type_says_how_much_was_lost(have: str, want: str) -> None:
             measured = worst(ours[which], theirs[which])
             assert measured <= BOUNDS[want]
             assert reported == pytest.approx(measured, rel=0.02, abs=1e-6)
+
+
+NAN, INF = np.nan, np.inf
+
+
+@pytest.mark.parametrize(
+    ("value", "stored", "expected"),
+    [(3e38, NAN, INF), (1e6, INF, INF), (INF, NAN, INF), (NAN, 1, INF), (INF, -INF, INF), (4, 3, 0.25)]
+    + [(same, same, 0) for same in (NAN, INF, -INF, 0)],
+)
+def test_a_row_that_lost_a_number(value: float, stored: float, expected: float) -> None:
+    values, found = np.ones((2, 2, 4), np.float32)
+    values[1, 2], found[1, 2] = value, stored
+    assert lost(values, found) == expected
+
+
+@pytest.mark.parametrize("want", ["f16", "q8_0", "q4_0", "iq4_nl"])
+def test_numbers_that_a_type_cannot_hold_were_called_lossless(want: str) -> None:
+    with filled(type_k="f32", type_v="f32") as source, cache_of(type_k=want, type_v=want) as target:
+        blob = bytearray(saved(source, 0))
+        blob[-4:] = np.float32(3e38).tobytes()  # the last of V; rotated, it spreads, and is as much too large
+        done = load(target, bytes(blob), 0, convert=True)
+        assert done.error_k < 0.3
+        assert done.error_v == INF
+        assert not done.is_lossless
 
 
 def test_another_type_and_another_order_at_once() -> None:
