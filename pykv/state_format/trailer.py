@@ -70,15 +70,20 @@ class Trailer:
     span: Span
 
 
-def trailer_pieces(notes: Notes, attachments: Mapping[str, Buffer] | None = None) -> list[Buffer]:
+def trailer_pieces(notes: Notes, attachments: Mapping[str, Buffer | list[Buffer]] | None = None) -> list[Buffer]:
     """Return the bytes of a trailer in pieces, attachments not copied.
+
+    Parameters
+    ----------
+    attachments : bytes by name, each in one piece or in a list of them.
 
     Raises
     ------
     StateError : the notes hold what JSON does not.
     """
-    pieces: list[Buffer] = list((attachments or {}).values())
-    sizes = {name: memoryview(data).nbytes for name, data in (attachments or {}).items()}
+    parts = {name: data if isinstance(data, list) else [data] for name, data in (attachments or {}).items()}
+    pieces: list[Buffer] = [piece for data in parts.values() for piece in data]
+    sizes = {name: sum(memoryview(piece).nbytes for piece in data) for name, data in parts.items()}
     text = _to_json({**asdict(notes), "attachments": [{"name": n, "nbytes": size} for n, size in sizes.items()]})
     n_all = sum(sizes.values()) + len(text) + _FOOT_NBYTES
     pieces += [text, _NUMBERS.pack(VERSION, len(text), n_all)]

@@ -18,7 +18,7 @@ from pykv.runtime.states.converted_state import plan_conversion
 from pykv.runtime.states.read_state import ReadState, Rotation, checked_widths, read_state
 from pykv.runtime.states.saved_file import named, naming
 from pykv.runtime.states.section_sums import SectionSums
-from pykv.runtime.states.side_notes import PREVIOUS, is_side_car, notes_before
+from pykv.runtime.states.side_notes import is_side_car, side_car_pieces
 from pykv.state_format import (
     ELEMENTS,
     Dialect,
@@ -171,12 +171,10 @@ def _write(
     if notes is None and not is_side_car(beside):
         return write_durably(target, stream.pieces())
     # notes go with a session as in every save; without any, they tell until it is there that it has none
-    before = notes_before(target)
-    kept = dict(attachments) | ({PREVIOUS: before} if before else {})
     with new_contents(beside, target) as (note, write):
         for piece in stream.pieces():
             write(piece)
-        for piece in trailer_pieces(replace(notes or Notes(), sections=stream.sections), kept):
+        for piece in side_car_pieces(replace(notes or Notes(), sections=stream.sections), attachments, target):
             note(piece)
     if notes is None:
         beside.unlink()
@@ -207,7 +205,7 @@ class _Stream:
                 yield view
                 self._on_progress(self._n_done, self._n_all)
         if notes is not None:
-            yield from trailer_pieces(replace(notes, sections=self.sections), attachments)
+            yield from trailer_pieces(replace(notes, sections=self.sections), {**(attachments or {})})
 
 
 def _bytes(array: AnyArray) -> memoryview:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +12,7 @@ from pykv.errors import StateError
 from pykv.runtime.states.noted import refuse_notes
 from pykv.runtime.states.read_state import ReadState, section_names
 from pykv.runtime.states.saved_file import SavedFile, named
-from pykv.runtime.states.side_notes import PREVIOUS
+from pykv.runtime.states.side_notes import attachments_of, notes_nearest
 from pykv.state_format import (
     NEWEST,
     Container,
@@ -24,7 +24,6 @@ from pykv.state_format import (
     mapped,
     parse_unknown,
     read_container,
-    read_side_car,
     read_trailer,
     side_car,
 )
@@ -134,41 +133,20 @@ def _notes(
 ) -> tuple[Notes | None, Mapping[str, memoryview]]:
     """Return the notes on a state and what is attached to them, which stand behind it or beside it."""
     if trailer is not None:
-        return trailer.notes, _attached(trailer, data)
+        return trailer.notes, attachments_of(trailer, data)
     beside = side_car(path)
     if not container.kind.whole or not beside.is_file():
         return None, {}
     try:
         with mapped(beside, "notes on a session") as source:
-            return _best(data, source)
+            nearest, view = notes_nearest(data, source)
+            return nearest.notes, attachments_of(nearest, view)
     except OSError as error:
         faults.append(Fault(f"{beside}: the notes cannot be read: {error.strerror or error}"))
     except StateError as error:
         why = str(error).removeprefix(f"{beside}: ")
         faults.append(Fault(f"{beside}: damaged notes: {why}; the session is read without them if they are removed"))
     return None, {}
-
-
-def _best(data: Buffer, beside: Buffer) -> tuple[Notes, Mapping[str, memoryview]]:
-    """Return the notes that fit a session best, of those beside it and those that they replaced."""
-    newest = read_side_car(beside)
-    found = [(newest, _attached(newest, beside))]
-    before = found[0][1].get(PREVIOUS)
-    if before is not None:
-        with suppress(StateError):
-            found.append(((older := read_side_car(before)), _attached(older, before)))
-    trailer, attachments = max(found, key=lambda one: _share_right(data, one[0].notes))
-    return trailer.notes, attachments
-
-
-def _share_right(data: Buffer, notes: Notes) -> float:
-    n_right = sum(_sum_fault(data, one) is None for one in notes.sections)
-    return n_right / max(len(notes.sections), 1)
-
-
-def _attached(trailer: Trailer, source: Buffer) -> dict[str, memoryview]:
-    view = memoryview(source).cast("B").toreadonly()
-    return {name: view[at : at + n] for name, (at, n) in trailer.attachments.items()}
 
 
 def _wrong(data: Buffer, notes: Notes, state: ReadState) -> Iterator[tuple[str, Fault]]:

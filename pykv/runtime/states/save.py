@@ -15,7 +15,7 @@ from pykv.memory.state_files import StateImage
 from pykv.memory.state_part import ALL
 from pykv.runtime.states.identity import setup_of
 from pykv.runtime.states.section_sums import SectionSums
-from pykv.runtime.states.side_notes import PREVIOUS, notes_before
+from pykv.runtime.states.side_notes import PREVIOUS, side_car_pieces
 from pykv.state_format import (
     Dialect,
     Notes,
@@ -69,10 +69,9 @@ class Remarks:
         except StateError as error:
             raise ParamError(f"extra={shown(self.extra)}: must be what JSON holds: {error}") from None
 
-    def pieces(self, notes: Notes, before: bytes | None = None) -> list[Buffer]:
-        """Return the bytes of notes with these remarks, and with the notes before them."""
-        attachments = dict(self.attachments or {}) | ({PREVIOUS: before} if before else {})
-        return trailer_pieces(replace(notes, extra=dict(self.extra or {})), attachments)
+    def on(self, notes: Notes) -> Notes:
+        """Return notes with what is extra."""
+        return replace(notes, extra=dict(self.extra or {}))
 
 
 def _check_attachment(name: str, data: Buffer) -> None:
@@ -94,8 +93,8 @@ def save_session(
     head = session_head(token_array(tokens), context.model.hparams.architecture, dialect)
     image = context.memory.state_image(ALL, dialect=dialect)
     with new_contents(side_car(path), path) as (note, write):
-        notes = _write_summed(write, head, image, setup_of(context))
-        _all(remarks.pieces(notes, notes_before(path)), note)
+        notes = remarks.on(_write_summed(write, head, image, setup_of(context)))
+        _all(side_car_pieces(notes, remarks.attachments or {}, path), note)
     return len(head) + image.nbytes
 
 
@@ -112,7 +111,8 @@ def save_sequence(
     head = sequence_head(token_array(tokens), dialect)
     image = context.memory.state_image(seq_id, dialect=dialect)
     with new_content(path) as write:
-        pieces = remarks.pieces(_write_summed(write, head, image, setup_of(context)))
+        notes = remarks.on(_write_summed(write, head, image, setup_of(context)))
+        pieces = trailer_pieces(notes, {**(remarks.attachments or {})})
         _all(pieces, write)
     return len(head) + image.nbytes + sum(memoryview(piece).nbytes for piece in pieces)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pykv.errors import ParamError, StateError
-from pykv.runtime.states.side_notes import PREVIOUS, notes_beside
+from pykv.runtime.states.side_notes import attachments_of, notes_beside
 from pykv.state_format import (
     Container,
     Notes,
@@ -116,8 +116,4 @@ def _opened(path: str, stack: ExitStack) -> SavedFile:
 
 
 def _with(container: Container, data: Buffer, trailer: Trailer, source: Buffer) -> SavedFile:
-    view = memoryview(source).cast("B").toreadonly()
-    attachments = {
-        name: view[start : start + nbytes] for name, (start, nbytes) in trailer.attachments.items() if name != PREVIOUS
-    }
-    return SavedFile(container, data, trailer.notes, attachments)
+    return SavedFile(container, data, trailer.notes, attachments_of(trailer, source))

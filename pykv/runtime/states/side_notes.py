@@ -7,7 +7,7 @@ save ends, by a crash too, the file holds notes on whichever session is there.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
@@ -59,16 +59,40 @@ def notes_beside(path: str, data: Buffer, stack: ExitStack) -> Source:
     return found
 
 
-def notes_before(path: str | os.PathLike[str]) -> bytes | None:
-    """Return the notes on a session that is to be replaced, without those that they hold in turn."""
+def notes_nearest(data: Buffer, beside: Buffer) -> Source:
+    """Return those notes, of the ones in a side-car, that fit a session best, however damaged that is.
+
+    Raises
+    ------
+    StateError : the side-car is none, or damaged.
+    """
+    sources = _sources(beside)
+    return _about(sources, data) or max(sources, key=lambda one: _share_right(one[0].notes, data))
+
+
+def attachments_of(trailer: Trailer, data: Buffer) -> dict[str, memoryview]:
+    """Return what the caller of a save attached, by name: views of the bytes in which the notes lie."""
+    view = memoryview(data).cast("B").toreadonly()
+    return {name: view[at : at + n] for name, (at, n) in trailer.attachments.items() if name != PREVIOUS}
+
+
+def side_car_pieces(notes: Notes, attachments: Mapping[str, Buffer], session: str | os.PathLike[str]) -> list[Buffer]:
+    """Return the bytes of notes on a session that is to replace one, with the notes on that one in them, not copied."""
+    before = _pieces_before(session)
+    return trailer_pieces(notes, {**attachments, **({PREVIOUS: before} if before else {})})
+
+
+def _pieces_before(path: str | os.PathLike[str]) -> list[Buffer]:
+    """Return the notes on the session at a path, without those that they hold in turn; nothing where there are none.
+
+    They are views of the file, which is replaced later on, never overwritten.
+    """
     with suppress(OSError, StateError), ExitStack() as stack:
         data, notes = (stack.enter_context(mapped(each)) for each in (path, side_car(path)))
         found = _about(_sources(notes), data)
         if found is not None:
-            trailer, view = found
-            kept = {name: view[at : at + n] for name, (at, n) in trailer.attachments.items() if name != PREVIOUS}
-            return b"".join(bytes(piece) for piece in trailer_pieces(trailer.notes, kept))
-    return None
+            return trailer_pieces(found[0].notes, {**attachments_of(*found)})
+    return []
 
 
 def is_side_car(path: str | os.PathLike[str]) -> bool:
@@ -108,6 +132,10 @@ def _fits(sections: tuple[SectionSum, ...], data: Buffer) -> bool:
     except StateError:
         return False
     return bool(sections)
+
+
+def _share_right(notes: Notes, data: Buffer) -> float:
+    return sum(_fits((section,), data) for section in notes.sections) / max(len(notes.sections), 1)
 
 
 def _nbytes(notes: Notes) -> int:
