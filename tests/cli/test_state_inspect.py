@@ -251,7 +251,7 @@ def test_rows_that_changed_are_told_after_all_else(tmp_path, options):
         assert "WRONG for the state" in result.stdout
     first, hint = result.stderr.splitlines()
     assert first.startswith(f"pykv: error: {tmp_path / 'state'}: the state does not match its checksum: in bytes 0 to")
-    assert hint.startswith("  next: take another copy of it")
+    assert hint.startswith("  next: take another copy; pykv state diff")
 
 
 # of a head of 12 + 28 bytes, a section of 8 + 84 + 16 and 60 tensors of 12 + 2688
