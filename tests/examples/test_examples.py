@@ -101,10 +101,11 @@ def test_attention_shows_six_cells_of_falling_share(smollm2_path):
 
 def test_a_saved_sequence_is_back_in_another_context(write_tiny, tmp_path):
     shutil.copy(write_tiny(BY_NAME["gemma3-7l-w32"]), tmp_path / ENTRIES["smollm2-135m"].filename)
-    (line,) = run_example("save.py", tmp_path, PYKV_CACHE=str(tmp_path)).splitlines()
+    line, noted = run_example("save.py", tmp_path, PYKV_CACHE=str(tmp_path)).splitlines()
     n_tokens = int(line.split()[0])
     assert n_tokens > 3
     assert line == f"{n_tokens} tokens back, the next one is at {n_tokens}"
+    assert re.fullmatch(rf"the fox \[(\d+, ){{{n_tokens - 1}}}\d+\] [1-9]\d*", noted)
     assert (tmp_path / "fox.ggsq").exists()
 
 
