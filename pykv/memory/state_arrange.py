@@ -64,7 +64,7 @@ def into_streams(sources: Sequence[CellRecords], n_stream: int) -> list[Arranged
 def held_by(cells: CellRecords, seq_id: int) -> I64Array:
     """Return which cells belong to a sequence, ascending."""
     found: I64Array = np.flatnonzero(cells.ids == seq_id)
-    return np.repeat(np.arange(cells.n), cells.n_ids)[found]
+    return cells.cell_of_id[found]
 
 
 def picked_as(stream: int, cells: CellRecords, at: I64Array, ids: Sequence[int]) -> tuple[CellRecords, Share]:
@@ -96,7 +96,7 @@ def joined(found: Sequence[tuple[CellRecords, Share]]) -> Arranged:
 def without_hidden(arranged: Arranged, window: Window) -> Arranged:
     """Return what the last token of each sequence sees, as a state of that sequence alone has it."""
     cells = arranged.cells
-    cell = np.repeat(np.arange(cells.n), cells.n_ids)
+    cell = cells.cell_of_id
     last = np.full(int(cells.ids.max(initial=-1)) + 1, -1)
     np.maximum.at(last, cells.ids, cells.pos[cell])
     seen = ~window.masked(cells.pos[cell], last[cells.ids])

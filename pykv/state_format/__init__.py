@@ -20,7 +20,7 @@ from pykv.state_format.durable import Sink, new_content, new_contents, write_dur
 from pykv.state_format.element import ELEMENTS, Element, type_name
 from pykv.state_format.encode import Heads, encode_cells, kv_section_head, kv_stream_heads, states_heads
 from pykv.state_format.layout import KVLayout, RowsLayout, SectionLayout, StatesLayout
-from pykv.state_format.names import plain_path, safe_name, side_car
+from pykv.state_format.names import plain_path, safe_name, session_of, side_car
 from pykv.state_format.parse import hold, parse_state
 from pykv.state_format.records import (
     CellRecords,
@@ -87,6 +87,7 @@ __all__ = [
     "sequence_bytes_head",
     "sequence_head",
     "session_head",
+    "session_of",
     "side_car",
     "states_heads",
     "trailer_pieces",

@@ -10,13 +10,14 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from pykv.state_format.names import plain_path
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from typing_extensions import Buffer
 
 SMALL = 1 << 16
@@ -255,6 +256,8 @@ class _Writer:
 
     def _begin(self) -> None:
         """Let another thread wait until the disk has what is written so far."""
+        from concurrent.futures import ThreadPoolExecutor  # for large files alone
+
         self._n_begun = self.n_written
         self._disk = self._disk or ThreadPoolExecutor(1)
         self._begun.append(self._disk.submit(os.fsync, self._fd))

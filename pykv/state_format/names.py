@@ -10,6 +10,9 @@ from pathlib import Path
 
 from pykv.errors import ParamError
 
+SUFFIX = ".pykv"
+"""What the name of notes on a session has more than the session's."""
+
 _FORBIDDEN = frozenset('/\\:*?"<>|')
 _SEPARATORS = tuple(each for each in (os.sep, os.altsep) if each)
 _LOOK_ALIKES = frozenset("\uff0e\u2215\u2216\ufffd\ufeff")
@@ -71,4 +74,10 @@ def plain_path(path: object, name: str = "path") -> str:
 def side_car(path: str | os.PathLike[str]) -> Path:
     """Return the path of what pykv writes beside a session file; of a link, beside the file that it leads to."""
     text = os.fsdecode(path)
-    return Path(f"{os.path.realpath(text) if os.path.islink(text) else text}.pykv")
+    return Path(f"{os.path.realpath(text) if os.path.islink(text) else text}{SUFFIX}")
+
+
+def session_of(path: str | os.PathLike[str]) -> str | None:
+    """Return the session beside which a file's name says that it lies, see `side_car`; None where it says no such."""
+    name = os.fspath(path)
+    return name.removesuffix(SUFFIX) if name.endswith(SUFFIX) and Path(name).name != SUFFIX else None

@@ -120,7 +120,7 @@ def _check(cells: CellRecords, n_ids: int | None, what: str) -> None:
     if bad.any():
         raise bad_id(cells, int(bad.argmax()), f"0 to {MAX_SEQ - 1}", what)
     if len(cells.ids) > 1:
-        owner = np.repeat(np.arange(cells.n), cells.n_ids)
+        owner = cells.cell_of_id
         falls = (np.diff(cells.ids) <= 0) & (owner[1:] == owner[:-1])
         if falls.any():
             i = int(falls.argmax())

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pykv.typing import I32Array
+import numpy as np
+
+from pykv.typing import I32Array, I64Array
 
 
 class Span(NamedTuple):
@@ -51,6 +53,11 @@ class CellRecords:
     def end(self) -> int:
         """The byte behind the last of them."""
         return self.start + 4 * (self.n * self.n_fixed + len(self.ids))
+
+    @property
+    def cell_of_id(self) -> I64Array:
+        """(len(ids),) the cell that each of `ids` stands at."""
+        return np.repeat(np.arange(self.n), self.n_ids)
 
     def byte_of(self, i: int) -> int:
         """Return where cell `i` lies in the source."""

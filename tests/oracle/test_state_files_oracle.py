@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.oracle import Oracle, OracleBatch
+from support import state_pairs
+from support.oracle import OracleBatch
 from support.paired import Pair
 from support.state_io import without_rows
-from support.state_pairs import TOKENS, Setting, greedy, lived, pairs_of
-from support.tiny.model import TinyFile
-from support.verb_setting import MODELS
+from support.state_pairs import TOKENS, Setting, greedy, lived
 
 import pykv
 from pykv.state_format import Dialect, parse_state, side_car
 from pykv.state_format.containers import read_container
-
-pytestmark = pytest.mark.oracle
 
 N_NEXT = 50
 NEXT = 7
@@ -65,15 +62,8 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture(params=SETTINGS, ids=lambda setting: setting.name)
-def setting(request: pytest.FixtureRequest) -> Setting:
-    return request.param
-
-
-@pytest.fixture
-def contexts(setting: Setting, oracle: Oracle, write_tiny: Callable[[TinyFile], Path]) -> Iterator[Callable[..., Pair]]:
-    with pairs_of(setting, oracle, write_tiny(MODELS[setting.model])) as make:
-        yield make
+pytestmark = [pytest.mark.oracle, pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)]
+contexts = state_pairs.contexts
 
 
 @pytest.fixture

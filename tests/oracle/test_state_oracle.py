@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from support.oracle import Oracle, OracleBatch
+from support import state_pairs
+from support.oracle import OracleBatch
 from support.paired import Pair
 from support.state_io import load, parsed, saved, without_rows
-from support.state_pairs import TOKENS, Setting, greedy, lived, pairs_of
-from support.tiny.model import TinyFile
+from support.state_pairs import TOKENS, Setting, greedy, lived
 from support.verb_setting import MODELS
 
 from pykv.state_format import Dialect
 from pykv.state_format.containers import context_head, sequence_bytes_head
-
-pytestmark = pytest.mark.oracle
 
 N_NEXT = 20
 THEIRS = Dialect.S10
@@ -56,15 +53,8 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture(params=SETTINGS, ids=lambda setting: setting.name)
-def setting(request: pytest.FixtureRequest) -> Setting:
-    return request.param
-
-
-@pytest.fixture
-def contexts(setting: Setting, oracle: Oracle, write_tiny: Callable[[TinyFile], Path]) -> Iterator[Callable[..., Pair]]:
-    with pairs_of(setting, oracle, write_tiny(MODELS[setting.model])) as make:
-        yield make
+pytestmark = [pytest.mark.oracle, pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)]
+contexts = state_pairs.contexts
 
 
 def head_of(setting: Setting, seq_id: int) -> bytes:

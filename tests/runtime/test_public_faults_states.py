@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from support.saved_contexts import KINDS, PARAMS, TOKENS, held, next_row, told
 from support.state_io import rows_of
 from support.tiny.model import TinyFile
 from support.tiny_gguf import TinyModel
@@ -17,17 +17,6 @@ import pykv
 from pykv.errors import NoSlotError, PykvError, StateError
 from pykv.state_format import parse_state, read_container, read_trailer, side_car
 
-KINDS = {
-    "cells": "norm",
-    "windows": "gemma3-4l-w16-every2",
-    "states": "mamba2-4l",
-    "states and cells": "falcon-h1-3l",
-    "states and windows": "lfm2-4l-w16",
-    "keys alone": "deepseek2-3l",
-    "layer reuse": "gemma3n-22l-w32-f32",
-}
-PARAMS: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 3, "n_threads": 1, "type_k": "f32", "type_v": "f32"}
-SOME = [5, 9, 2, 7, 7, 1, 30, 12]
 N_SHARED = 128
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
@@ -37,19 +26,6 @@ pytestmark = pytest.mark.parametrize("kind", KINDS)
 def model(kind: str, write_tiny: Callable[[TinyFile | TinyModel], Path]) -> Iterator[pykv.Model]:
     with pykv.Model.load(write_tiny(MODELS[KINDS[kind]])) as loaded:
         yield loaded
-
-
-def told(ctx: pykv.Context, tokens: list[int], seq_id: int | list[int] = 0) -> None:
-    ctx.decode(pykv.Batch(tokens, seq_id=seq_id if isinstance(seq_id, list) else [seq_id] * len(tokens)))
-
-
-def held(ctx: pykv.Context) -> tuple[str, bytes]:
-    return ctx.memory.dump(), bytes(ctx.state_bytes())
-
-
-def next_row(ctx: pykv.Context, seq_id: int = 0) -> np.ndarray:
-    told(ctx, [3], seq_id)
-    return np.array(ctx.logits[-1])
 
 
 # case A11, ggml-org/llama.cpp PR #17982
@@ -101,10 +77,10 @@ def spoiled(ctx: pykv.Context, blob: bytes, *, whole: bool) -> bytes:
 @pytest.mark.parametrize("whole", [False, True])
 def test_rows_of_a_damaged_state_stayed_in_the_memory(kind: str, model: pykv.Model, whole: bool) -> None:
     with model.context(**PARAMS) as source, model.context(**PARAMS) as ctx, model.context(**PARAMS) as twin:
-        told(source, SOME[::-1], 1)
+        told(source, TOKENS[::-1], 1)
         for one in (ctx, twin):
-            told(one, SOME)
-            told(one, SOME[:4], 1)
+            told(one, TOKENS)
+            told(one, TOKENS[:4], 1)
         seq_id = None if whole else 1
         good, before = bytes(source.state_bytes(seq_id)), held(ctx)
         with pytest.raises(StateError, match="type"):
@@ -129,8 +105,8 @@ def lengths(n: int) -> list[int]:
 
 def test_states_that_were_cut_off_ended_the_process(kind: str, model: pykv.Model) -> None:
     with model.context(**PARAMS) as ctx:
-        told(ctx, SOME[:4])
-        told(ctx, SOME, 2)
+        told(ctx, TOKENS[:4])
+        told(ctx, TOKENS, 2)
         before = held(ctx)
         for seq_id in (None, 0):
             good = bytes(ctx.state_bytes(seq_id))
@@ -147,12 +123,12 @@ def test_files_that_were_cut_off_ended_the_process(kind: str, model: pykv.Model,
     """As llama.cpp writes them, without notes: no checksum tells."""
     path = tmp_path / "state"
     with model.context(**PARAMS) as ctx:
-        told(ctx, SOME[:4])
-        told(ctx, SOME, 2)
+        told(ctx, TOKENS[:4])
+        told(ctx, TOKENS, 2)
         before = held(ctx)
         for save, load in (
-            (lambda: ctx.save_session(path, SOME), lambda: ctx.load_session(path)),
-            (lambda: ctx.save_sequence(path, 0, SOME), lambda: ctx.load_sequence(path, 0)),
+            (lambda: ctx.save_session(path, TOKENS), lambda: ctx.load_session(path)),
+            (lambda: ctx.save_sequence(path, 0, TOKENS), lambda: ctx.load_sequence(path, 0)),
         ):
             save()
             side_car(path).unlink(missing_ok=True)
@@ -173,5 +149,5 @@ def test_files_that_were_cut_off_ended_the_process(kind: str, model: pykv.Model,
             assert held(ctx) == before
             path.write_bytes(good)
             with pytest.warns(RuntimeWarning, match="which model"):
-                assert load() == SOME
+                assert load() == TOKENS
             assert held(ctx)[1] == before[1]

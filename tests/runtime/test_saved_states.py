@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from support.saved_contexts import KINDS, PARAMS, TOKENS, held, next_row, told
 from support.tiny.model import TinyFile
 from support.tiny_gguf import TinyModel
 from support.verb_setting import MODELS
@@ -21,40 +21,12 @@ from pykv.state_format import read_trailer, side_car, trailer_pieces
 
 TINY = TinyModel(seed=21, n_embd=64, n_head=2, n_head_kv=1, n_ff=64)
 OTHER = TinyModel(seed=22, n_embd=64, n_head=2, n_head_kv=1, n_ff=64)
-PARAMS: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 3, "n_threads": 1, "type_k": "f32", "type_v": "f32"}
-TOKENS = [5, 9, 2, 7, 7, 1, 30, 12]
-
-KINDS = {
-    "cells": "norm",
-    "windows": "gemma3-4l-w16-every2",
-    "states": "mamba2-4l",
-    "states and cells": "falcon-h1-3l",
-    "states and windows": "lfm2-4l-w16",
-    "keys alone": "deepseek2-3l",
-    "layer reuse": "gemma3n-22l-w32-f32",
-}
 
 
 @pytest.fixture
 def model(write_tiny: Callable[[TinyModel], Path]) -> Iterator[pykv.Model]:
     with pykv.Model.load(write_tiny(TINY)) as loaded:
         yield loaded
-
-
-def told(ctx: pykv.Context, tokens: list[int] = TOKENS, seq_id: int = 0) -> pykv.Context:
-    """Decode some tokens behind what a sequence holds."""
-    ctx.decode(pykv.Batch(tokens, seq_id=[seq_id] * len(tokens)))
-    return ctx
-
-
-def held(ctx: pykv.Context) -> tuple[str, bytes]:
-    """Return all that a context holds: its cells in words, and its state."""
-    return ctx.memory.dump(), bytes(ctx.state_bytes())
-
-
-def next_row(ctx: pykv.Context, seq_id: int = 0, token: int = 3) -> Any:
-    told(ctx, [token], seq_id)
-    return ctx.logits[-1].copy()
 
 
 @pytest.mark.parametrize("dialect", ["10/3", "11/4"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.saved_contexts import PARAMS, TOKENS
 from support.tiny_gguf import TinyModel
 
 import pykv
@@ -18,8 +19,6 @@ from pykv.runtime.states import convert
 from pykv.state_format import side_car
 
 TINY = TinyModel(seed=24, n_embd=64, n_head=2, n_head_kv=1, n_ff=64)
-PARAMS: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 3, "n_threads": 1, "type_k": "f32", "type_v": "f32"}
-TOKENS = [5, 9, 2, 7, 7, 1, 30, 12]
 EACH = pytest.mark.parametrize("kind", ["session", "sequence"])
 
 

@@ -5,7 +5,6 @@ Each scene compares with the same memory in host memory, and raises where they d
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -209,17 +208,8 @@ def _failing(owner: type, name: str, n: int) -> Iterator[None]:
         setattr(owner, name, whole)
 
 
-def _serve() -> None:
-    scenes = {one.__name__: one for one in (connect, kind, rows, converted, interrupted, refused)}
-    for line in sys.stdin:
-        scene, arguments = json.loads(line)
-        try:
-            answer = {"returned": scenes[scene](**arguments)}
-        except Exception as error:
-            answer = {"raised": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    _serve()
+    from support.rpc_worker import serve
+
+    serve(connect, kind, rows, converted, interrupted, refused)

@@ -229,15 +229,13 @@ def lose_server(path: str, device: str, server_pid: int) -> None:
             ctx.decode(pykv.Batch([token]))
 
 
-def _serve() -> None:
-    scenes = {
-        one.__name__: one
-        for one in (connect, logits, op, staged, round_trip, turn_v, in_turns, restored, refused, lose_server)
-    }
+def serve(*scenes: Callable[..., Any]) -> None:
+    """Play the scenes that are asked for, each by its function's name."""
+    known = {one.__name__: one for one in scenes}
     for line in sys.stdin:
         scene, arguments = json.loads(line)
         try:
-            answer = {"returned": scenes[scene](**arguments)}
+            answer = {"returned": known[scene](**arguments)}
         except Exception as error:
             answer = {"raised": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
@@ -245,4 +243,4 @@ def _serve() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    _serve()
+    serve(connect, logits, op, staged, round_trip, turn_v, in_turns, restored, refused, lose_server)

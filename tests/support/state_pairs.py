@@ -1,4 +1,7 @@
-"""The same context in pykv and in llama.cpp with the same history: where tests of saved states begin."""
+"""The same context in pykv and in llama.cpp with the same history: where tests of saved states begin.
+
+A test module is parametrised by `setting`, and gives the fixture its name: contexts = state_pairs.contexts
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from support.oracle import Oracle, OracleBatch
 from support.paired import Pair, pykv_batch
+from support.tiny.model import TinyFile
+from support.verb_setting import MODELS
 
 import pykv
 from pykv.memory import HybridMemory, RecurrentMemory
@@ -77,6 +83,13 @@ def pairs_of(setting: Setting, oracle: Oracle, path: Path) -> Iterator[Callable[
         finally:
             for one in made:
                 one.close()
+
+
+@pytest.fixture
+def contexts(setting: Setting, oracle: Oracle, write_tiny: Callable[[TinyFile], Path]) -> Iterator[Callable[..., Pair]]:
+    """Make pairs of contexts of one setting, see `pairs_of`."""
+    with pairs_of(setting, oracle, write_tiny(MODELS[setting.model])) as make:
+        yield make
 
 
 def has_states(pair: Pair) -> bool:

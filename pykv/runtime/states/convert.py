@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from pykv.errors import ParamError, StateError
+from pykv.errors import ParamError
 from pykv.ggml import DType
 from pykv.ggml.types import BY_NUMBER
 from pykv.models import ARCHITECTURES
 from pykv.runtime.states.conversion_plan import Change, ConversionPlan, Wanted
 from pykv.runtime.states.converted_state import plan_conversion
 from pykv.runtime.states.read_state import ReadState, Rotation, checked_widths, read_state
-from pykv.runtime.states.saved_file import named, naming
+from pykv.runtime.states.saved_file import naming
 from pykv.runtime.states.section_sums import SectionSums
 from pykv.runtime.states.side_notes import is_side_car, side_car_pieces
 from pykv.state_format import (
@@ -124,9 +124,8 @@ def convert(
     )
     target = plain_path(target, "target")
     with read_state(plain_path(source, "source")) as state:
-        with naming(source):
-            state.saved.verify()
         with _about(source):
+            state.saved.verify()
             plan = plan_conversion(state, wanted)
         notes = _notes(state, plan, wanted)
         _check_target(target, has_notes=notes is not None and plan.kind is Kind.SESSION_FILE)
@@ -252,9 +251,8 @@ def _architecture(value: str | None) -> str | None:
 @contextmanager
 def _about(source: str | os.PathLike[str]) -> Iterator[None]:
     """Let what cannot be made of a source begin with its path."""
-    try:
-        yield
-    except ParamError as error:
-        raise ParamError(f"{os.fsdecode(source)}: {error}") from None
-    except StateError as error:
-        raise named(error, source) from None
+    with naming(source):
+        try:
+            yield
+        except ParamError as error:
+            raise ParamError(f"{os.fsdecode(source)}: {error}") from None

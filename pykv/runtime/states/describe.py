@@ -11,10 +11,20 @@ import numpy as np
 
 from pykv.runtime.states.examine import Examined, examined
 from pykv.runtime.states.matched_cells import NOBODY
-from pykv.runtime.states.noted import notes_in, session_of
+from pykv.runtime.states.noted import notes_in
 from pykv.runtime.states.read_state import ReadState, cells_of, width_of
 from pykv.runtime.states.side_notes import PREVIOUS
-from pykv.state_format import CellRecords, KVSection, Notes, RowsRecord, Section, StreamRecords, Trailer, type_name
+from pykv.state_format import (
+    CellRecords,
+    KVSection,
+    Notes,
+    RowsRecord,
+    Section,
+    StreamRecords,
+    Trailer,
+    session_of,
+    type_name,
+)
 from pykv.typing import I32Array
 
 NOTES = "notes on a session"
@@ -116,7 +126,7 @@ def _stream(stream: StreamRecords, state: ReadState) -> dict[str, Any]:
 
 def _cells(cells: CellRecords, state: ReadState) -> dict[str, Any]:
     """Return how many cells there are, and which positions of whom."""
-    owner, ids = np.repeat(np.arange(cells.n), cells.n_ids), cells.ids
+    owner, ids = cells.cell_of_id, cells.ids
     if not state.is_whole and not ids.size:  # a state that does not say whose it is
         own = state.sequences()
         owner, ids = np.arange(cells.n), np.full(cells.n, own[0] if own else 0)

@@ -22,7 +22,6 @@ from pykv.state_format import (
     Trailer,
     checksum,
     mapped,
-    parse_unknown,
     read_container,
     read_trailer,
     side_car,
@@ -84,15 +83,16 @@ def _examined(path: str | os.PathLike[str], data: Buffer) -> Examined:
     dialect = container.dialect or NEWEST
     sections: tuple[Section, ...] = ()
     if not is_cut:
-        start, nbytes = container.state
-        whole, said, end = container.kind.whole, container.dialect, start + nbytes
         try:
-            dialect, sections = parse_unknown(data, start, whole=whole, dialect=said, stop=end)
+            dialect, sections = SavedFile(container, data).parsed()
         except StateError as error:
             if error.offset is None:
                 raise
             is_cut = True
-            found = salvage_sections(data, start, whole=whole, dialect=said, stop=end)
+            start, nbytes = container.state
+            found = salvage_sections(
+                data, start, whole=container.kind.whole, dialect=container.dialect, stop=start + nbytes
+            )
             dialect, sections = found.dialect, found.sections
             faults.append(Fault(_cut(found.fault, found.missing, sections), found.fault.offset))
     notes, attachments = _notes(path, data, container, trailer, faults)

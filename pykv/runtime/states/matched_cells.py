@@ -110,16 +110,15 @@ def _tokens(
     stream: int, cells: CellRecords, is_whole: bool, only: int | None
 ) -> tuple[I64Array, I64Array, I64Array, I64Array, NDArray[np.int32]]:
     """Return sequence, position, stream, row and ext of each token in a stream."""
-    n = cells.n
     if is_whole:
         free = np.flatnonzero(cells.n_ids == 0)
-        row = np.concatenate([np.repeat(np.arange(n), cells.n_ids), free])
+        row = np.concatenate([cells.cell_of_id, free])
         seq = np.concatenate([cells.ids.astype(np.int64), np.full(free.size, NOBODY)])
         if only is not None:
             row = row[seq == only]
             seq = np.zeros(row.size, np.int64)
     else:
-        row, seq = np.arange(n), np.zeros(n, np.int64)
+        row, seq = np.arange(cells.n), np.zeros(cells.n, np.int64)
     ext = np.zeros((row.size, 3), np.int32) if cells.ext is None else cells.ext[row]
     return seq, cells.pos[row].astype(np.int64), np.full(row.size, stream), row, ext
 

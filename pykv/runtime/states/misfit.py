@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pykv.errors import StateError
 from pykv.runtime.states.read_state import cells_of
 from pykv.runtime.states.saved_file import SavedFile
-from pykv.state_format import Section, SectionLayout, parse_state, parse_unknown
+from pykv.state_format import Section, SectionLayout, parse_state
 from pykv.state_format.unknown import BEHIND
 
 
@@ -48,15 +48,11 @@ def _way_out(saved: SavedFile, layouts: Sequence[SectionLayout], *, strict: bool
     if _is_read(saved, layouts, exact=False):
         behind = f"what follows is neither a section, {BEHIND}"
         return f"{behind}; take another copy of the file"
-    container = saved.container
-    start, nbytes = container.state
     try:
-        _, sections = parse_unknown(
-            saved.data, start, whole=container.kind.whole, dialect=container.dialect, stop=start + nbytes
-        )
+        _, sections = saved.parsed()
     except StateError:
         return "the state is damaged or cut off: take another copy of it"
-    return _other_context(sections, layouts, is_whole=container.kind.whole)
+    return _other_context(sections, layouts, is_whole=saved.container.kind.whole)
 
 
 def _is_read(saved: SavedFile, layouts: Sequence[SectionLayout], *, exact: bool) -> bool:

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from pathlib import Path
 
 from pykv.errors import StateError
-from pykv.state_format import Trailer, mapped, read_container, read_side_car
-
-SUFFIX = ".pykv"
-"""What such a file's name has more than the session's."""
-
-
-def session_of(path: str | os.PathLike[str]) -> str | None:
-    """Return the session beside which a file's name says that it lies; None where it says no such thing."""
-    name = os.fspath(path)
-    return name.removesuffix(SUFFIX) if name.endswith(SUFFIX) and Path(name).name != SUFFIX else None
+from pykv.state_format import Trailer, mapped, read_container, read_side_car, session_of
 
 
 def notes_in(path: str | os.PathLike[str]) -> Trailer | None:

@@ -23,7 +23,6 @@ from pykv.state_format import (
     RowsRecord,
     Section,
     StreamRecords,
-    parse_unknown,
     type_name,
 )
 from pykv.typing import AnyArray, F32Array, I64Array, as_int
@@ -88,11 +87,7 @@ def read_state(path: str | os.PathLike[str]) -> Iterator[ReadState]:
     with ExitStack() as stack:
         try:
             saved = stack.enter_context(open_state(path))
-            container = saved.container
-            start, nbytes = container.state
-            dialect, sections = parse_unknown(
-                saved.data, start, whole=container.kind.whole, dialect=container.dialect, stop=start + nbytes
-            )
+            dialect, sections = saved.parsed()
         except StateError as error:
             refuse_notes(path)
             raise named(error, path) from None

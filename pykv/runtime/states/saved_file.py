@@ -12,9 +12,11 @@ from pykv.errors import ParamError, StateError
 from pykv.runtime.states.side_notes import attachments_of, notes_beside
 from pykv.state_format import (
     Container,
+    Found,
     Notes,
     Trailer,
     mapped,
+    parse_unknown,
     plain_path,
     read_container,
     read_trailer,
@@ -54,6 +56,12 @@ class SavedFile:
     def extra(self) -> Mapping[str, Any]:
         """What the caller of `save_session` or `save_sequence` wanted back, as JSON has it: lists for tuples."""
         return {} if self.notes is None else self.notes.extra
+
+    def parsed(self) -> Found:
+        """Find its sections, of whichever memory it is; raises `StateError` where there are none."""
+        start, nbytes = self.container.state
+        kind, dialect = self.container.kind, self.container.dialect
+        return parse_unknown(self.data, start, whole=kind.whole, dialect=dialect, stop=start + nbytes)
 
     def verify(self) -> None:
         """Compare the state with the checksums that were noted; raises `StateError` where one differs."""
