@@ -146,13 +146,13 @@ class KVState:
 
     def _put_one(self, section: KVSection, loading: Loading) -> list[Placed]:
         streams = self._cache.streams
-        self._note_streams(section, loading)
         source = next((s for s, one in enumerate(section.streams) if one.cells.n), 0)
         at = put_sequence(streams, loading.seq_id, _loaded(section.streams[source].cells))
         return [Placed(streams.stream_of(loading.seq_id), source, at, None)]
 
     def _put_all(self, section: KVSection, loading: Loading) -> list[Placed]:
-        self._note_streams(section, loading)
+        if len(section.streams) != self._cache.n_stream:
+            loading.note(f"{len(section.streams)} streams → {self._cache.n_stream}")
         arranged = self._arranged([one.cells for one in section.streams], loading)
         put_all(self._cache.streams, [_loaded(one.cells) for one in arranged])
         return [placed for stream, one in enumerate(arranged) for placed in _placed(stream, one)]
@@ -169,10 +169,6 @@ class KVState:
         n_hidden = sum(one.cells.n for one in found) - sum(one.cells.n for one in seen)
         loading.leave_out(n_hidden, "that a window hides")
         return seen
-
-    def _note_streams(self, section: KVSection, loading: Loading) -> None:
-        if len(section.streams) != self._cache.n_stream:
-            loading.note(f"{len(section.streams)} streams → {self._cache.n_stream}")
 
     def _fills(self, section: KVSection, placed: Placed, loading: Loading) -> Iterator[Fill]:
         records, by_channel = section.streams[placed.source], self._cache.settings.v_by_channel_in_states

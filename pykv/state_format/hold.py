@@ -22,14 +22,17 @@ def hold_kv(section: KVSection, layout: KVLayout, *, whole: bool, strict: bool =
     Parameters
     ----------
     strict : if False, accept what can be converted: V by the other order, other types of the same width, other
-        rotations, and another number of streams. How many cells each then gets is not known here.
+        rotations, and another number of streams. How many cells each then gets is not known here. Of one sequence,
+        that number is no matter: all its cells are in one stream, whatever lies beside it.
 
     Raises
     ------
     StateError : names the first difference.
     """
     n_stream = len(section.streams)
-    if n_stream != layout.n_stream and strict:
+    # differs from llama.cpp: one sequence is held against one stream alone, because the bytes of its cells are the same
+    # in a context with more or fewer streams beside it, which llama.cpp refuses
+    if n_stream != layout.n_stream and strict and whole:
         raise mismatch("KV section: number of streams", layout.n_stream, n_stream, section.span.start)
     for s, stream in enumerate(section.streams):
         what = f"KV section: stream {s}"

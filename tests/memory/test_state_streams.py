@@ -70,13 +70,19 @@ def expected(source: Any, target: Any) -> list[Table]:
 def _expected_of(table: Table, leaf: Any) -> Table:
     if not is_kv(leaf):
         return table
-    ends = {s: max(p for q, p in table if q == s) for s, _ in table}
-    seen = {at: row for at, row in table.items() if ends[at[0]] - at[1] < leaf.spec.window.n_swa}
-    if leaf.spec.window.type is not SwaType.NONE and not _fits(table, leaf):
-        table = seen
+    if not _fits(table, leaf):
+        table = _seen(table, leaf)
     if not _fits(table, leaf):
         raise NoSlotError
     return table
+
+
+def _seen(table: Table, leaf: Any) -> Table:
+    """Return what the window of a part, if it has one, shows the last token of each sequence."""
+    if not is_kv(leaf) or leaf.spec.window.type is SwaType.NONE:
+        return table
+    ends = {s: max(p for q, p in table if q == s) for s, _ in table}
+    return {at: row for at, row in table.items() if ends[at[0]] - at[1] < leaf.spec.window.n_swa}
 
 
 def _fits(table: Table, leaf: Any) -> bool:
@@ -186,6 +192,32 @@ def test_another_type_and_order_of_v_at_once(unified: bool) -> None:
         for s, il in product(range(3), range(2)):
             for ours, of in ((target.k(il, s), source.k(il, s)), (target.v(il, s), source.v(il, s))):
                 assert np.abs(ours - of).max() <= 0.02 * np.abs(of).max()
+
+
+# one sequence
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_one_sequence_was_refused_for_the_number_of_streams_beside_its_own(name: str, unified: bool) -> None:
+    """Its cells are in one stream on either side, and its bytes are the same: nothing is converted."""
+    with make(name, False, n_seq=2) as source, make(name, unified, 128, n_seq=4) as target:
+        for _ in range(3):
+            decode(source, 0, 5)
+            decode(source, 1, 4)
+        for s in range(3):
+            decode(target, s, 5)
+        scribble(source, 1)
+        scribble(target, 2)
+        others = [saved(target, s) for s in range(3)]
+        assert not load(target, saved(source, 1), 3)
+        target.check()
+        assert [{at[1]: row for at, row in table.items() if at[0] == 3} for table in held(target)] == [
+            {p: row for (s, p), row in _seen(table, leaf).items() if s == 1}
+            for table, leaf in zip(held(source), leaves(source), strict=True)
+        ]
+        assert [saved(target, s) for s in range(3)] == others
+        decode(target, 3, 1)
 
 
 # how many sequences

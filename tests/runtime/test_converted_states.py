@@ -62,8 +62,9 @@ def test_a_file_converted_is_the_state_converted_while_it_is_loaded(model, tmp_p
             first.load_sequence(tmp_path / "one", 2, strict=False)
         assert second.load_sequence(tmp_path / "other", 2) == TOKENS
         assert states_of(first) == states_of(second)
-        with pytest.raises(StateError):
-            first.load_sequence(tmp_path / "one", 2)
+        if "kv_unified" not in change["params"]:  # one sequence is the same beside any number of streams
+            with pytest.raises(StateError):
+                first.load_sequence(tmp_path / "one", 2)
 
 
 @pytest.mark.parametrize("name", ["norm", "gemma3-4l-w16-every2", "mamba2-4l", "falcon-h1-3l", "lfm2-4l-w16"])

@@ -124,11 +124,28 @@ def test_attachments_of_the_wrong_type_ended_in_a_bare_type_error(kind: str, ctx
 def test_a_strict_refusal_did_not_say_that_it_can_be_converted(
     kind: str, change: dict[str, Any], model: pykv.Model, ctx: pykv.Context, tmp_path: Path, recwarn: Any
 ) -> None:
+    if (kind, change) == ("sequence", {"kv_unified": False}):
+        return  # there is nothing to convert
     save(ctx, kind, tmp_path / "a")
     with model.context(**PARAMS | change) as other:
         with pytest.raises(StateError, match=rf"^{tmp_path / 'a'}: .*expected .*; strict=False converts it"):
             load(other, kind, tmp_path / "a")
         assert load(other, kind, tmp_path / "a", strict=False) == TOKENS
+
+
+@pytest.mark.parametrize("change", [{"n_seq_max": 4, "kv_unified": False}, {"kv_unified": True}], ids=str)
+@pytest.mark.filterwarnings("error")
+def test_a_sequence_was_refused_by_contexts_of_more_streams(
+    change: dict[str, Any], model: pykv.Model, tmp_path: Path
+) -> None:
+    with model.context(**PARAMS | {"n_seq_max": 2, "kv_unified": False}) as one:
+        one.decode(pykv.Batch(TOKENS, seq_id=[1] * len(TOKENS)))
+        one.save_sequence(tmp_path / "a", 1, TOKENS)
+        with model.context(**PARAMS | change) as other:
+            assert other.load_sequence(tmp_path / "a", 2) == TOKENS
+            assert np.array_equal(other.memory.k(0, 2), one.memory.k(0, 1))
+            other.load_state_bytes(one.state_bytes(1), 0)
+            assert np.array_equal(other.memory.v(1, 0), one.memory.v(1, 1))
 
 
 def test_a_session_of_too_many_sequences_says_how_many_and_how_to_take_one(

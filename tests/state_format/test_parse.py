@@ -62,7 +62,6 @@ def test_a_state_that_suits_its_memory_is_read(sample, view):
 
 
 DIFFERENT_MEMORIES = [
-    (replace(LAYOUT, n_stream=4), "number of streams: expected 4, found 1", 0),
     (replace(LAYOUT, n_cells=2), "stream 0: number of cells: expected at most 2, found 3", 4),
     (replace(LAYOUT, v_trans=True), "stream 0: V: expected by channel, found by cell", DATA),
     (kv_layout([F16] * 2, [F16] * 2), "number of layers: expected 2, found 1", DATA + 4),
@@ -278,6 +277,12 @@ def test_what_can_be_converted_is_no_fault_where_that_is_meant():
     beyond = StateBytes().kv([[Cell(0, (7,))]], [F16], [F16])
     with pytest.raises(StateError, match="sequence id 0 of cell 0: expected less than n_seq_max 4, found 7"):
         parse(beyond, LAYOUT, whole=True, strict=False)
+
+
+def test_how_many_streams_lie_beside_a_sequence_is_no_matter():
+    for n_stream, state in ((4, ONE), (1, StateBytes().kv([[], SEQ2, []], [F16], [F16]))):
+        (section,) = parse(state, replace(LAYOUT, n_stream=n_stream))
+        assert [cells.pos.tolist() for cells in (one.cells for one in section.streams) if cells.n] == [[5, 6, 7]]
 
 
 def test_cells_of_many_lengths_are_read_like_cells_of_one():

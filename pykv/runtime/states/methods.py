@@ -25,8 +25,8 @@ class SavedStates(ABC):
     beside a session file, which belongs to it: copy or move both. `pykv.open_state` reads what the caller gave.
 
     Loading is whole or not at all: a file that is damaged, or of another model, layout or size, is refused with
-    `StateError` before anything changes. Without ``strict`` what can be converted is: the order of V, the number of
-    streams, element types; what is lost is said in a ``RuntimeWarning``.
+    `StateError` before anything changes. Without ``strict`` what can be converted is: the order of V, a session's
+    number of streams, element types; what is lost is said in a ``RuntimeWarning``.
 
     ``dialect`` names the versions of session and sequence files to write, "11/4" or "10/3"; reading finds out.
     """
