@@ -14,7 +14,7 @@ from support import state_kills
 from support.child import child_environment, python_command, run_cleanly
 from support.small_disk import run_on_a_small_disk
 
-from pykv.state_format import durable, new_contents, write_durably
+from pykv.state_format import new_contents, temporary, write_durably
 
 
 @pytest.fixture(params=["no name until complete", "a name from the start", "a copy with a name"])
@@ -142,7 +142,7 @@ def test_a_disk_that_fails_leaves_the_old_file(tmp_path, monkeypatch, broken, co
 
 @pytest.mark.usefixtures("way")
 def test_the_disk_begins_before_all_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(durable, "EARLY", 100_000)
+    monkeypatch.setattr(temporary, "EARLY", 100_000)
     real, done = os.fsync, []
 
     def note(fd):
@@ -159,7 +159,7 @@ def test_the_disk_begins_before_all_is_written(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("way")
 def test_an_error_that_the_disk_tells_early_is_not_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr(durable, "EARLY", 100_000)
+    monkeypatch.setattr(temporary, "EARLY", 100_000)
     path = tmp_path / "state.bin"
     path.write_bytes(b"old")
     real, is_told = os.fsync, []
@@ -201,7 +201,7 @@ def test_a_file_that_may_not_grow_leaves_the_old_one(tmp_path):
     out = run_cleanly(f"""
         import os, resource
         from pathlib import Path
-        from pykv.state_format import new_contents, write_durably
+        from pykv.state_format import new_contents, temporary, write_durably
         folder = Path({str(tmp_path)!r})
         write_durably(folder / "state.bin", [b"old" * 1000])
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
@@ -271,15 +271,18 @@ def test_a_folder_that_cannot_be_synchronised_is_told(tmp_path, monkeypatch):
     assert (tmp_path / "x").read_bytes() == b"new"
 
 
-def test_a_kill_at_any_instant_leaves_a_whole_file(tmp_path):
-    """200 of them; some while a save runs, some between two."""
+@pytest.mark.parametrize("how", [[], ["named"]], ids=["no name until complete", "a name from the start"])
+def test_a_kill_at_any_instant_leaves_a_whole_file_and_the_next_save_nothing_else(tmp_path, how):
+    """100 of them; some while a save runs, some between two."""
     done = subprocess.run(
-        python_command(state_kills.__file__, str(tmp_path), "200"),
+        python_command(state_kills.__file__, str(tmp_path), "100", *how),
         capture_output=True,
         text=True,
         check=True,
         env={**child_environment(), "OPENBLAS_NUM_THREADS": "1"},
     )
-    n_whole, n_saves = map(int, done.stdout.split())
-    assert n_whole == 200
-    assert n_saves > 20
+    n_whole, n_saves, n_left, *names = done.stdout.split()
+    assert int(n_whole) == 100
+    assert int(n_saves) > 10
+    assert int(n_left) > 0 or not how
+    assert names == ["state.bin"]

@@ -1,6 +1,7 @@
 """Kills a process that saves a small file again and again, at random instants, and looks at what is on the disk.
 
-Arguments: a folder, and how many kills. Prints how many files were whole, old or new.
+Arguments: a folder, how many kills, and whether the files have names from the start. Prints how many files were whole,
+old or new, how many were saved, how often a kill left something hidden, and what lies there after one more save.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def is_whole(path: Path, first: int) -> bool:
 
 def main(folder: Path, n_kills: int) -> None:
     rng = random.Random(6)
-    path, n_whole, i = folder / "state.bin", 0, 0
+    path, n_whole, n_left, i = folder / "state.bin", 0, 0, 0
     save_us = [save(path, 0) for _ in range(5)]
     for _ in range(n_kills):
         child = os.fork()
@@ -54,9 +55,13 @@ def main(folder: Path, n_kills: int) -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         n_whole += is_whole(path, i)
+        n_left += len(os.listdir(folder)) > 1
         i = len(path.read_bytes()) - SMALLEST
-    print(n_whole, i)
+    save(path, i)
+    print(n_whole, i, n_left, *os.listdir(folder))
 
 
 if __name__ == "__main__":
+    if sys.argv[3:] == ["named"] and hasattr(os, "O_TMPFILE"):
+        del os.O_TMPFILE
     main(Path(sys.argv[1]), int(sys.argv[2]))
