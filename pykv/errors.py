@@ -122,3 +122,10 @@ class StateError(PykvError, ValueError):
     def __init__(self, message: str, *, offset: int | None = None) -> None:
         super().__init__(message)
         self.offset = offset
+
+
+class AttachmentError(PykvError, KeyError):
+    """A saved state has no attachment of that name; the message names those it has."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # a KeyError's is a repr

@@ -42,7 +42,8 @@ def sequence_id(name: str, value: object, n_ids: int) -> int:
     """
     number = as_int(value)
     if number is None or not 0 <= number < n_ids:
-        raise SequenceError(f"{name} = {shown(value)}: this cache holds sequences 0 to {n_ids - 1}")
+        what = f", an integer is needed, not {type(value).__name__}" if number is None else ""
+        raise SequenceError(f"{name} = {shown(value)}: this cache holds sequences 0 to {n_ids - 1}{what}")
     return number
 
 

@@ -179,6 +179,11 @@ class HybridMemory(MemoryParts):
             return self.recurrent.state_parts(partial)
         return super().state_parts(partial)
 
+    def cut_rest(self, seq_id: int) -> None:
+        """See `StateFiles.cut_rest`."""
+        # differs from llama.cpp: there K and V stay behind the state's end, and tokens that follow see them
+        step(self.attention.seq_rm)(seq_id, self.recurrent.pos_max(seq_id) + 1, -1)
+
     # inspection
 
     def kv_of(self, il: int, slot: Any) -> tuple[StoredKV, SlotInfo]:

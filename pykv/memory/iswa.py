@@ -219,6 +219,13 @@ class ISWACache(MemoryParts):
         kept = (self.swa,) if partial else (self.base, self.swa)
         return tuple(one for half in kept for one in half.state_parts(partial))
 
+    def cut_rest(self, seq_id: int) -> None:
+        """See `StateFiles.cut_rest`."""
+        # differs from llama.cpp: there tokens stay behind those of the window, until the caller removes them
+        end = self.swa.pos_max(seq_id) + 1
+        if end:  # else all of the window was cut away, of which `resumable` tells
+            step(self.base.seq_rm)(seq_id, end, -1)
+
     def note_cut(self, seq_id: int) -> None:
         """See `StateFiles.note_cut`."""
         self._suspect(seq_id)

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
+_NO_STATE = "the parts of the state do not belong together: {}"
+_LACKS_TOKENS = (
+    "a partial state goes onto a sequence that holds the same tokens up to its end, so decode or load those first: {}"
+)
+
+
 class StateImage:
     """What `StateFiles.state_image` found, to be written while the memory is as it was then.
 
@@ -114,7 +120,7 @@ class StateFiles(ABC):
         ----------
         sections : the state, parsed.
         source : the bytes that it was parsed from.
-        partial : it was saved so; what it lacks stays as it is.
+        partial : it was saved so; what it lacks stays as it is up to where it ends, and is removed from there on.
         convert : convert what is not as this memory stores it: the order of V, shared cells or streams, more or fewer
             sequences than there may be here, element types and rotations. The answer says what was lost.
 
@@ -127,7 +133,7 @@ class StateFiles(ABC):
         loading = Loading(seq_id, _bytes_of(source), boolean("convert", convert))
         pairs = self._fitting(sections, partial, loading)
         self.follow()
-        fills = self._place(pairs, loading)
+        fills = self._place(pairs, loading, partial)
         self.note_cut(seq_id)
         try:
             for fill in fills:  # at last: what they overwrite could not be had again
@@ -147,14 +153,17 @@ class StateFiles(ABC):
             _check_spans(section, loading.data)
         return list(zip(parts, sections, strict=True))
 
-    def _place(self, pairs: Sequence[tuple[StatePart, Section]], loading: Loading) -> list[Fill]:
+    def _place(self, pairs: Sequence[tuple[StatePart, Section]], loading: Loading, partial: bool) -> list[Fill]:
         """Let the cells of all parts, or of none, hold what the sections list; returns what writes the rows."""
         undo = self.bookmark()
         try:
             fills = [fill for part, section in pairs for fill in part.place(section, loading)]
+            if partial:
+                for seq_id in range(self.n_seq_max) if loading.is_whole else (loading.seq_id,):
+                    self.cut_rest(seq_id)
             misfit = self.ends_misfit()
             if misfit is not None:
-                raise StateError(f"the parts of the state do not belong together: {misfit}")
+                raise StateError(_LACKS_TOKENS.format(misfit) if partial else _NO_STATE.format(misfit))
         except BaseException:
             undo()
             raise
@@ -163,6 +172,10 @@ class StateFiles(ABC):
     def ends_misfit(self) -> str | None:
         """Say which parts end where they may not beside each other. For who has entered the guard."""
         return None
+
+    def cut_rest(self, seq_id: int) -> None:
+        """Remove what a partial state lacks behind the end of a sequence in it. For who has entered the guard."""
+        return
 
     def note_cut(self, seq_id: int) -> None:
         """Note that a sequence, or with -1 each, may lack tokens that a window shows. For who has entered the guard."""

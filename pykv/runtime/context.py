@@ -44,13 +44,14 @@ class Context(SavedStates):
     memory : what is remembered, with the verbs over sequences.
     attention : how attention is computed, as asked for or as measured; see `attention_path`.
     traces : those that record what happens here, see `trace`.
+    embedded : whether embeddings, such as a picture's, have been decoded: not all that is remembered has a token then.
     """
 
     def __init__(self, model: Model, params: ContextParams, attention: AttentionPlan | None = None) -> None:
         self.model, self.asked = model, params
         self.params = resolve(params, model.hparams)
         self._cancel_lock = threading.RLock()  # a signal handler may call cancel()
-        self._closed = self._decodes = False
+        self._closed = self._decodes = self.embedded = False
         self._logits: F32Array | None = None
         self._wanted: BoolArray = np.zeros(0, np.bool_)
         spec = model.architecture.memory_spec(self.params.rope)
@@ -280,6 +281,7 @@ class Context(SavedStates):
         if valid.n_outputs > self.params.n_outputs_max:
             raise ParamError(f"logits: {valid.n_outputs} rows asked for, n_outputs_max={self.params.n_outputs_max}")
         plan = self._plan(valid)
+        self.embedded |= valid.token is None
         self._compute.lay_out(valid.n_tokens)
         outputs = Outputs(valid.n_outputs, self.model.hparams.n_vocab)
         self._logits = None

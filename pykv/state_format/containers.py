@@ -42,6 +42,11 @@ class Kind(Enum):
         """Whether it is the state of all sequences."""
         return self in (Kind.SESSION_FILE, Kind.CONTEXT_BYTES)
 
+    @property
+    def is_file(self) -> bool:
+        """Whether it says which tokens it is of, as only files do."""
+        return self in (Kind.SESSION_FILE, Kind.SEQUENCE_FILE)
+
 
 @dataclass(frozen=True, eq=False)
 class Container:

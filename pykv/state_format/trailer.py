@@ -52,6 +52,7 @@ class Notes:
     types : element types of the memory.
     sections : checksums of what is saved, in order.
     extra : whatever the caller wants back: the sampler's state, text.
+    embedded : whether there are cells of embeddings, such as a picture's, which have no token.
     """
 
     model: str | None = None
@@ -59,6 +60,7 @@ class Notes:
     types: Mapping[str, Json] = field(default_factory=dict)
     sections: tuple[SectionSum, ...] = ()
     extra: Mapping[str, Json] = field(default_factory=dict)
+    embedded: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,20 @@ def trailer_pieces(notes: Notes, attachments: Mapping[str, Buffer | list[Buffer]
     parts = {name: data if isinstance(data, list) else [data] for name, data in (attachments or {}).items()}
     pieces: list[Buffer] = [piece for data in parts.values() for piece in data]
     sizes = {name: sum(memoryview(piece).nbytes for piece in data) for name, data in parts.items()}
-    text = _to_json({**asdict(notes), "attachments": [{"name": n, "nbytes": size} for n, size in sizes.items()]})
+    text = _to_json({**_said(notes), "attachments": [{"name": n, "nbytes": size} for n, size in sizes.items()]})
     n_all = sum(sizes.values()) + len(text) + _FOOT_NBYTES
     pieces += [text, _NUMBERS.pack(VERSION, len(text), n_all)]
     total = Checksum()
     for piece in pieces:
         total.add(piece)
     return [*pieces, total.digest() + MAGIC]
+
+
+def _said(notes: Notes) -> dict[str, Json]:
+    """Return notes as JSON has them; what a caller gave is not copied, however deep it is."""
+    said: dict[str, Json] = {"model": notes.model, "rope": dict(notes.rope), "types": dict(notes.types)}
+    said |= {"sections": [asdict(each) for each in notes.sections], "extra": notes.extra}
+    return said | ({"embedded": True} if notes.embedded else {})
 
 
 def _to_json(value: Json) -> bytes:
@@ -198,7 +207,9 @@ def _notes(said: dict[str, Json], at: int) -> Notes:
         if section.start < before.start + before.nbytes:  # else a few notes could ask for hours of checksums
             expected = f"{before.start + before.nbytes} or more, the end of the one before"
             raise mismatch("trailer: start of a section", expected, section.start, at)
-    return Notes(_need(said.get("model"), (str, type(None)), "model", at), sections=sections, **objects)
+    embedded: bool = _need(said.get("embedded", False), bool, "embedded", at)
+    model = _need(said.get("model"), (str, type(None)), "model", at)
+    return Notes(model, sections=sections, embedded=embedded, **objects)
 
 
 def _section(said: Json, at: int) -> SectionSum:

@@ -127,8 +127,8 @@ def test_files_that_were_cut_off_ended_the_process(kind: str, model: pykv.Model,
         told(ctx, TOKENS, 2)
         before = held(ctx)
         for save, load in (
-            (lambda: ctx.save_session(path, TOKENS), lambda: ctx.load_session(path)),
-            (lambda: ctx.save_sequence(path, 0, TOKENS), lambda: ctx.load_sequence(path, 0)),
+            (lambda: ctx.save_session(path, TOKENS[:4]), lambda: ctx.load_session(path)),
+            (lambda: ctx.save_sequence(path, 0, TOKENS[:4]), lambda: ctx.load_sequence(path, 0)),
         ):
             save()
             side_car(path).unlink(missing_ok=True)
@@ -149,5 +149,5 @@ def test_files_that_were_cut_off_ended_the_process(kind: str, model: pykv.Model,
             assert held(ctx) == before
             path.write_bytes(good)
             with pytest.warns(RuntimeWarning, match="which model"):
-                assert load() == TOKENS
+                assert load() == TOKENS[:4]
             assert held(ctx)[1] == before[1]

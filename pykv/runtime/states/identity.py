@@ -34,6 +34,7 @@ def setup_of(context: Context) -> Notes:
         model=context.model.fingerprint,
         rope=asdict(params.rope),
         types={"k": params.type_k.label, "v": params.type_v.label},
+        embedded=context.embedded,
     )
 
 
@@ -48,7 +49,7 @@ def check_setup(notes: Notes, context: Context, *, strict: bool) -> list[str]:
     if notes.model is not None and notes.model != own.model:
         raise StateError(
             f"the state is of another model: expected fingerprint {own.model}, found {notes.model}; "
-            "what it holds means nothing to this one"
+            "what it holds means nothing to this one: load it with the model that it was saved with"
         )
     turned = list(_differences(dict(notes.rope), dict(own.rope)))
     if turned and strict:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from pykv.runtime.states import load, save
+from pykv.runtime.states.remarks import Remarks
 from pykv.state_format import NEWEST, Dialect
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class SavedStates(ABC):
             or attachments that cannot be saved; nothing was written.
         OSError : of the kind that open() raises: the file cannot be written; what was there before is unchanged.
         """
-        remarks = save.Remarks(extra, attachments)
+        remarks = Remarks(extra, attachments)
         return save.save_session(self._saved_context, path, tokens, remarks, save.parse_dialect(dialect))
 
     def load_session(self, path: str | os.PathLike[str], *, strict: bool = True) -> list[int]:
@@ -84,7 +85,7 @@ class SavedStates(ABC):
         dialect: str | Dialect = NEWEST,
     ) -> int:
         """Write one sequence into a file, with notes behind it. As `save_session`; returns the bytes of the file."""
-        remarks = save.Remarks(extra, attachments)
+        remarks = Remarks(extra, attachments)
         return save.save_sequence(self._saved_context, path, seq_id, tokens, remarks, save.parse_dialect(dialect))
 
     def load_sequence(self, path: str | os.PathLike[str], seq_id: int, *, strict: bool = True) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pykv.errors import StateError
 from pykv.runtime.states.read_state import cells_of
@@ -10,17 +11,29 @@ from pykv.runtime.states.saved_file import SavedFile
 from pykv.state_format import Section, SectionLayout, parse_state
 from pykv.state_format.unknown import BEHIND
 
+if TYPE_CHECKING:
+    from pykv.memory import Memory
 
-def parsed(saved: SavedFile, layouts: Sequence[SectionLayout], *, strict: bool) -> tuple[Section, ...]:
-    """Return the sections of a saved state, which suit a memory of these layouts.
+_OTHER_PART = {
+    False: "these are the bytes of state_bytes(partial=True): pass partial=True",
+    True: "these are the bytes of state_bytes(partial=False), of all that a sequence holds: pass partial=False",
+}
+"""What is wrong, by the `partial` that was passed, with bytes that are read with the other one."""
+
+
+def parsed(saved: SavedFile, memory: Memory, *, partial: bool, strict: bool) -> tuple[Section, ...]:
+    """Return the sections of a saved state, which suit a memory.
 
     Raises
     ------
-    StateError : they do not; says whether strict=False, another file, or another context helps.
+    StateError : they do not; says whether strict=False, the other `partial`, another file or context helps.
     """
+    layouts = memory.state_layouts(partial)
     try:
         return _parse(saved, layouts, strict=strict)
     except StateError as error:
+        if not saved.container.kind.is_file and _is_read(saved, memory.state_layouts(not partial), exact=True):
+            raise StateError(_OTHER_PART[partial]) from None
         raise StateError(f"{error}; {_way_out(saved, layouts, strict=strict)}", offset=error.offset) from None
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pykv.cells.arguments import sequence_id, shown
-from pykv.errors import ParamError, StateError
+from pykv.cells.arguments import sequence_id
+from pykv.errors import ParamError
 from pykv.memory.state_files import StateImage
 from pykv.memory.state_part import ALL
 from pykv.runtime.states.identity import setup_of
+from pykv.runtime.states.noted_tokens import checked_tokens, held_by_context, tokens_misfit
+from pykv.runtime.states.remarks import Remarks
 from pykv.runtime.states.section_sums import SectionSums
-from pykv.runtime.states.side_notes import PREVIOUS, side_car_pieces
+from pykv.runtime.states.side_notes import refuse_target, side_car_pieces
+from pykv.runtime.states.warn import warn_caller
 from pykv.state_format import (
     Dialect,
     Notes,
@@ -38,59 +41,14 @@ if TYPE_CHECKING:
     from pykv.runtime.context import Context
 
 
-@dataclass(frozen=True)
-class Remarks:
-    """What a caller wants to find again beside a state.
-
-    Attributes
-    ----------
-    extra : anything that JSON holds: the state of a sampler, text.
-    attachments : bytes by name, such as ``state_bytes(seq_id, partial=True)`` of earlier ends of the sequence.
-
-    Raises
-    ------
-    ParamError : they cannot be saved; names the argument.
-    """
-
-    extra: Mapping[str, Any] | None = None
-    attachments: Mapping[str, Buffer] | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("extra", self.extra), ("attachments", self.attachments)):
-            if value is not None and not isinstance(value, Mapping):
-                raise ParamError(f"{name}={shown(value)}: must be a dict")
-            for key in value or ():
-                if not isinstance(key, str):
-                    raise ParamError(f"{name}: the name {shown(key)} must be a text")
-        for key, data in (self.attachments or {}).items():
-            _check_attachment(key, data)
-        try:
-            trailer_pieces(Notes(extra=dict(self.extra or {})))
-        except StateError as error:
-            raise ParamError(f"extra={shown(self.extra)}: must be what JSON holds: {error}") from None
-
-    def on(self, notes: Notes) -> Notes:
-        """Return notes with what is extra."""
-        return replace(notes, extra=dict(self.extra or {}))
-
-
-def _check_attachment(name: str, data: Buffer) -> None:
-    if name == PREVIOUS:
-        raise ParamError(f"attachments[{name!r}]: pykv uses this name, take another")
-    try:
-        is_contiguous = memoryview(data).contiguous
-    except (TypeError, ValueError, BufferError):
-        raise ParamError(f"attachments[{name!r}]={shown(data)}: must be bytes") from None
-    if not is_contiguous:
-        raise ParamError(f"attachments[{name!r}]: must be bytes that lie together")
-
-
 def save_session(
     context: Context, path: str | os.PathLike[str], tokens: Sequence[int], remarks: Remarks, dialect: Dialect
 ) -> int:
     """Write all of a context, and notes in a file beside it. Returns the bytes of the session."""
-    path = plain_path(path)
-    head = session_head(token_array(tokens), context.model.hparams.architecture, dialect)
+    path = _place(path)
+    refuse_target(path, has_side_car=True)
+    array = _tokens_of(tokens, context, None)
+    head = session_head(array, context.model.hparams.architecture, dialect)
     image = context.memory.state_image(ALL, dialect=dialect)
     with new_contents(side_car(path), path) as (note, write):
         notes = remarks.on(_write_summed(write, head, image, setup_of(context)))
@@ -108,13 +66,38 @@ def save_sequence(
 ) -> int:
     """Write one sequence, and notes behind it. Returns the bytes of the file."""
     seq_id = sequence_id("seq_id", seq_id, context.memory.n_seq_max)
-    head = sequence_head(token_array(tokens), dialect)
+    path = _place(path)
+    refuse_target(path, has_side_car=False)
+    array = _tokens_of(tokens, context, seq_id)
+    head = sequence_head(array, dialect)
     image = context.memory.state_image(seq_id, dialect=dialect)
     with new_content(path) as write:
         notes = remarks.on(_write_summed(write, head, image, setup_of(context)))
         pieces = trailer_pieces(notes, {**(remarks.attachments or {})})
         _all(pieces, write)
     return len(head) + image.nbytes + sum(memoryview(piece).nbytes for piece in pieces)
+
+
+def _place(path: str | os.PathLike[str]) -> str:
+    """Return the path of a file to be written; raises `OSError` where it is one from a folder that is gone."""
+    text = plain_path(path)
+    try:
+        os.path.abspath(text)
+    except OSError as error:
+        what = f"{error.strerror}: the working directory is gone; nothing was written"
+        raise OSError(error.errno, what, text) from None
+    return text
+
+
+def _tokens_of(tokens: Sequence[int], context: Context, seq_id: int | None) -> I32Array:
+    """Return the tokens to be noted; warns where they cannot be what a sequence, or with None the context, holds."""
+    found = checked_tokens(tokens, context)
+    held = held_by_context(context, seq_id) if found.size else []
+    who = "the context" if seq_id is None else f"sequence {seq_id}"
+    misfit = tokens_misfit(found.size, held, is_text=not context.embedded, who=who)
+    if misfit is not None:
+        warn_caller(f"tokens: {misfit}: give all that was decoded, and at most the token sampled last beside them")
+    return found
 
 
 def _write_summed(write: Sink, head: bytes, image: StateImage, notes: Notes) -> Notes:
@@ -148,16 +131,6 @@ def state_bytes(context: Context, seq_id: int | None, partial: bool, dialect: Di
 
     _all([head, image], write)
     return out.data.toreadonly()
-
-
-def token_array(tokens: Sequence[int]) -> I32Array:
-    """Return (n,) int32; raises `ParamError` where an element is no such integer."""
-    found = np.asarray(tokens)
-    if found.ndim != 1 or (found.size and not np.issubdtype(found.dtype, np.integer)):
-        raise ParamError(f"tokens: expected a sequence of integers, found {found.dtype} of shape {found.shape}")
-    if found.size and not -(2**31) <= int(found.min()) <= int(found.max()) < 2**31:
-        raise ParamError(f"tokens: {int(found.min())} to {int(found.max())} is more than 32 bits hold")
-    return found.astype(np.int32)
 
 
 def parse_dialect(name: str | Dialect) -> Dialect:

@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from pykv.errors import StateError
+from pykv.errors import ParamError, StateError
 from pykv.state_format import (
+    Kind,
     Notes,
     SectionSum,
     Trailer,
     mapped,
+    read_container,
     read_side_car,
+    session_of,
     side_car,
     trailer_pieces,
     verify_sections,
@@ -101,6 +104,32 @@ def is_side_car(path: str | os.PathLike[str]) -> bool:
         read_side_car(data)
         return True
     return False
+
+
+def refuse_target(path: str, *, has_side_car: bool) -> None:
+    """Raise `ParamError` where a save would put a state in the place of notes, or notes in that of a state.
+
+    Parameters
+    ----------
+    has_side_car : whether notes are written beside it.
+    """
+    target = os.path.realpath(path)
+    session = session_of(target)
+    if session is not None and (_kind(session) is Kind.SESSION_FILE or is_side_car(target)):
+        raise ParamError(f"path={path!r}: has the name of the notes on the session {session}; take another name")
+    beside = side_car(path)
+    found = _kind(beside) if has_side_car else None
+    if found in (Kind.SESSION_FILE, Kind.SEQUENCE_FILE):
+        raise ParamError(
+            f"path={path!r}: notes on it would replace {beside}, which is a {found.value}; take another name"
+        )
+
+
+def _kind(path: str | os.PathLike[str]) -> Kind | None:
+    """Return what kind of state a file holds; None where there is none that can be read."""
+    with suppress(OSError, StateError), mapped(path) as data:
+        return read_container(data).kind
+    return None
 
 
 def _sources(data: Buffer) -> list[Source]:
