@@ -45,8 +45,11 @@ class SavedStates(ABC):
 
         Parameters
         ----------
-        tokens : (n,) what has been decoded, for whoever loads the file.
-        extra : a dict of anything that JSON holds, to be found again by `pykv.open_state`: a sampler's state, text.
+        tokens : (n,) what has been decoded, all of it, for whoever loads the file; the token that was sampled last may
+            be among them though it is not decoded yet. Of several sequences, one's. Pictures have none. Where they
+            cannot be of what is saved, a ``RuntimeWarning`` says so, now and whenever the file is loaded.
+        extra : a dict of anything that JSON holds, to be found again by `pykv.open_state`: a sampler's state, text. Its
+            names are texts, inside too, and at most 100 lists and dicts stand within each other.
         attachments : bytes by name, such as ``state_bytes(0, partial=True)`` of an earlier end of a sequence.
         dialect : see `SavedStates`.
 
@@ -56,8 +59,9 @@ class SavedStates(ABC):
 
         Raises
         ------
-        ParamError : no such dialect, tokens that are no integers of 32 bits, a path that no file can have, or extra
-            or attachments that cannot be saved; nothing was written.
+        ParamError : no such dialect, tokens that are not of the vocabulary or more than `n_ctx`, a path that no file
+            can have or that is the name of another session's notes, or extra or attachments that cannot be saved;
+            nothing was written.
         OSError : of the kind that open() raises: the file cannot be written; what was there before is unchanged.
         """
         remarks = Remarks(extra, attachments)
@@ -65,6 +69,8 @@ class SavedStates(ABC):
 
     def load_session(self, path: str | os.PathLike[str], *, strict: bool = True) -> list[int]:
         """Hold what a session file holds, and nothing else. Returns the tokens that are noted in it.
+
+        They are what was given when it was saved; where they cannot be of what it holds, a ``RuntimeWarning`` says so.
 
         Raises
         ------
@@ -106,15 +112,32 @@ class SavedStates(ABC):
 
         Parameters
         ----------
-        partial : only what a cut cannot bring back, windows and states. A memory that has neither gives all: its only
-            part is never left out.
+        partial : only what a cut cannot bring back, windows and states, to go back to later: see `load_state_bytes`. A
+            memory that has neither gives all: its only part is never left out.
         """
         return save.state_bytes(self._saved_context, seq_id, partial, save.parse_dialect(dialect))
 
     def load_state_bytes(
         self, data: Buffer, seq_id: int | None = None, partial: bool = False, *, strict: bool = True
     ) -> None:
-        """Let a sequence, or with None all of the context, be what `state_bytes` returned. Raises as `load_session`."""
+        """Let a sequence, or with None all of the context, be what `state_bytes` returned.
+
+        Bytes carry no notes: those of another model of the same shape, or with keys rotated otherwise, are not told
+        apart, and make nonsense. A file from `save_sequence` is checked for that.
+
+        Parameters
+        ----------
+        partial : what `state_bytes` was given. Partial bytes hold windows and states alone: they go onto a sequence
+            that still holds all tokens that it held when they were taken, and perhaps more. These, from where the bytes
+            end on, are removed as by ``memory.seq_rm(seq_id, end)``, and decoding goes on there. That those before
+            are the same tokens is not checked.
+
+        Raises
+        ------
+        StateError : as in `load_session`; also where `partial` is not what the bytes are, or a sequence holds fewer
+            tokens than partial bytes end at.
+        NoSlotError : there is no room; nothing has changed.
+        """
         load.load_bytes(self._saved_context, data, seq_id, partial=partial, strict=strict)
 
     @property
