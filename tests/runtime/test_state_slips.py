@@ -66,11 +66,11 @@ def test_tokens_of_another_conversation_were_noted_in_silence(kind: str, write_t
             if n_decoded:
                 told(ctx, list(range(n_decoded)), 1)
             message, noted, n_held = f"{n_noted} tokens are noted, and", list(range(n_noted)), n_decoded or "none"
-            with pytest.warns(RuntimeWarning, match=f"^tokens: {message} the context holds {n_held}: give"):
+            with pytest.warns(RuntimeWarning, match=f"^{message} the context holds {n_held}: `tokens` should"):
                 ctx.save_session(n, noted)
             with pytest.warns(RuntimeWarning, match=f"^{n}: {message} the state holds {n_held}: "):
                 assert ctx.load_session(n) == noted
-            with pytest.warns(RuntimeWarning, match=f"^tokens: {message} sequence 1 holds {n_held}: give"):
+            with pytest.warns(RuntimeWarning, match=f"^{message} sequence 1 holds {n_held}: `tokens` should"):
                 ctx.save_sequence(q, 1, noted)
             with pytest.warns(RuntimeWarning, match=f"^{q}: {message} the state holds {n_held}: "):
                 assert ctx.load_sequence(q, 2) == noted

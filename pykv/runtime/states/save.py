@@ -96,7 +96,7 @@ def _tokens_of(tokens: Sequence[int], context: Context, seq_id: int | None) -> I
     who = "the context" if seq_id is None else f"sequence {seq_id}"
     misfit = tokens_misfit(found.size, held, is_text=not context.embedded, who=who)
     if misfit is not None:
-        warn_caller(f"tokens: {misfit}: give all that was decoded, and at most the token sampled last beside them")
+        warn_caller(f"{misfit}: `tokens` should be all that was decoded, and at most the one sampled last beside them")
     return found
 
 
