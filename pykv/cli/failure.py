@@ -52,6 +52,7 @@ _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
     (errors.StateError, "remove the notes", ""),
     (errors.StateError, "if they are removed", ""),
     (errors.StateError, "holds the notes on a session", ""),
+    (errors.StateError, "a GGUF model", "pykv inspect FILE shows what a model holds"),
     (
         errors.StateError,
         "does not match its checksum",

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SESSION_MAGIC = 0x6767736E
 SEQUENCE_MAGIC = 0x67677371
 SEQUENCE_BYTES_MAGIC = 0xAF143CD8
+MODEL_MAGIC = 0x46554747
+"""What a GGUF file begins with."""
 
 MAX_ARCH = 128
 """Bytes of the longest name of a model family that is taken for one."""
@@ -117,6 +119,8 @@ def read_container(data: Buffer, stop: int | None = None) -> Container:
         if magic == SEQUENCE_BYTES_MAGIC:
             seq_id = cursor.i32("source sequence")
             return Container(Kind.SEQUENCE_BYTES, None, None, None, seq_id, _rest(cursor))
+        if magic == MODEL_MAGIC:
+            raise StateError("a GGUF model, not a saved state: pykv.Model.load reads it", offset=0)
         cursor.at = 0
         try:
             arch = _read_arch(cursor)

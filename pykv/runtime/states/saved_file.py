@@ -29,9 +29,6 @@ from pykv.state_format import (
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_GGUF = b"GGUF"
-"""What a model file begins with."""
-
 
 class Attachments(dict[str, memoryview]):
     """Attachments by name; `AttachmentError` names those that there are where one is asked for that is not."""
@@ -169,8 +166,6 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def _opened(path: str, stack: ExitStack) -> SavedFile:
     data = stack.enter_context(mapped(path))
-    if data[: len(_GGUF)] == _GGUF:
-        raise StateError("a GGUF model, not a saved state: pykv.Model.load reads it", offset=0)
     behind = _notes_behind(data)
     if behind is not None:
         return _with(path, read_container(data, behind.span.start), data, behind, data)
