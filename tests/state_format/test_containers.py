@@ -69,7 +69,7 @@ def test_containers_are_told_apart(head, kind, dialect, tokens, arch, seq_id):
     [
         (b"", "magic: expected 4 bytes, found the end after 0", 0),
         (b"ggs", "magic: expected 4 bytes, found the end after 3", 0),
-        (b"GGUF\3\0\0\0" + bytes(99), "the name of a model family, found 0x46554747", 0),
+        (b"GGUF\3\0\0\0" + bytes(99), "a GGUF model, not a saved state", 0),
         (bytes(64), "the name of a model family, found 0x00000000", 0),
         (b"\3\0\0\0a\nb", "saved state: expected the magic of a session", 0),
         (b"nsgg\x09\0\0\0", "session file: version: expected 10 or 11, found 9", 4),
