@@ -162,6 +162,7 @@ def _tensor(one: TensorApart | None) -> tuple[str, str, str]:
 def _summary(found: Comparison) -> str:
     n_differ = sum(bool(one.n_differ) for one in found.tensors)
     n_rows = sum(one.n_rows for one in found.tensors)
+    of = "" if found.seq_id is None else f" of sequence {found.seq_id}, and nothing else"
     if found.is_identical:
-        return f": {len(found.tensors)} tensors, {n_rows} rows compared"
-    return f": {n_differ} of {len(found.tensors)} tensors differ, {n_rows} rows compared"
+        return f": {len(found.tensors)} tensors, {n_rows} rows compared{of}"
+    return f": {n_differ} of {len(found.tensors)} tensors differ, {n_rows} rows compared{of}"

@@ -160,11 +160,13 @@ def verify_sections(data: Buffer, notes: Notes, stop: int | None = None) -> None
     """
     with memoryview(data).cast("B") as view:
         end = len(view) if stop is None else stop
-        for i, section in enumerate(notes.sections):
-            if section.start + section.nbytes > end:
-                raise mismatch(f"section {i}", f"up to byte {section.start + section.nbytes}", f"{end} bytes", end)
-            with view[section.start : section.start + section.nbytes] as summed:
-                _check_sum(summed, section.checksum, f"section {i}", section.start)
+        for section in notes.sections:
+            stop = section.start + section.nbytes
+            what = f"bytes {section.start} to {stop - 1}"
+            if stop > end:
+                raise mismatch(what, f"up to byte {stop}", f"{end} bytes", end)
+            with view[section.start : stop] as summed:
+                _check_sum(summed, section.checksum, what, section.start)
 
 
 def _check_sum(data: memoryview, expected: str, what: str, offset: int) -> None:

@@ -248,7 +248,7 @@ def test_one_sequence_out_of_all_kinds_of_sections(tmp_path):
         expected.data[at : at + n] = b"".join(found[i] for i in picked)
     record = done(written(tmp_path, source), tmp_path / "out", "--to", "sequence", "--seq", 2)
     assert (tmp_path / "out").read_bytes() == expected.data
-    assert [one["what"] for one in record["changes"]][1] == "sequence 2 taken, 0, 1 left out"
+    assert [one["what"] for one in record["changes"]][1] == "sequence 2 taken; left out: sequences 0, 1"
     # and back: alone, it is as it was
     done(tmp_path / "out", tmp_path / "back", "--to", "session", "--arch", "llama")
     done(tmp_path / "back", tmp_path / "again", "--to", "sequence")
@@ -403,7 +403,7 @@ def test_text_says_what_is_lossy(tmp_path):
     assert result.exit_code == 0
     lines = [line.strip() for line in result.stdout.splitlines()]
     assert "lossless session file → sequence file" in lines
-    assert "lossy    sequence 1 taken, 0 left out" in lines
+    assert "lossy    sequence 1 taken; left out: sequence 0" in lines
     assert "lossless 2 streams → 1" in lines
     assert "\x1b" not in result.stdout
     result = run(DATA / "smollm2_fa_f16.ggsq", tmp_path / "out", "--type-k", "q4_0", "--rotation", "64,64")

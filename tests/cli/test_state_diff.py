@@ -163,9 +163,25 @@ def test_one_sequence_is_compared_with_its_own_in_a_session(write):
     plain(whole, rows)
     own = sequence_file([]).kv([[Cell(2, (2,)), Cell(0, (2,))]], [F16], [])
     plain(own, rows[[4, 0]])
-    told(write("a", whole), write("b", own), differs=False)
-    record = told(write("a", whole), write("b", own), "--seq", 1)
+    paths = write("a", whole), write("b", own)
+    told(*paths, "--seq", 2, differs=False)
+    assert "of sequence 2, and nothing else" in run(*paths, "--seq", 2).stdout.splitlines()[-1]
+    record = told(*paths, "--seq", 1)
     assert record["cells"][0]["n_both"] == 1
+
+
+def test_a_session_of_several_was_called_identical_to_the_file_of_one(write):
+    rows = np.arange(5 * 8).reshape(5, 8)
+    whole = session_file([]).kv([SHARED], [F16], [])
+    plain(whole, rows)
+    own = sequence_file([]).kv([[Cell(2, (2,)), Cell(0, (2,))]], [F16], [])
+    plain(own, rows[[4, 0]])
+    paths = write("a", whole), write("b", own)
+    there = ", ".join(map(str, sorted({s for cell in SHARED for s in cell.ids})))
+    for first, second, said in ((*paths, [there, "2"]), (*reversed(paths), ["2", there])):
+        record = told(first, second)
+        assert record["differences"] == [{"what": "sequences", "first": said[0], "second": said[1]}]
+        assert "sequences" in run(first, second).stdout
 
 
 def test_tokens_that_differ(write):

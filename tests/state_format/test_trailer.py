@@ -173,13 +173,13 @@ def test_a_section_that_changed_is_told():
     damaged = bytearray(STATE)
     damaged[130] ^= 4
     with pytest.raises(
-        StateError, match=r"section 1: checksum: expected [0-9a-f]{32}, found .*, at byte 120"
+        StateError, match=r"bytes 120 to 199: checksum: expected [0-9a-f]{32}, found .*, at byte 120"
     ) as caught:
         verify_sections(damaged, NOTES)
     assert caught.value.offset == 120
-    with pytest.raises(StateError, match="section 1: expected up to byte 200, found 150 bytes"):
+    with pytest.raises(StateError, match="bytes 120 to 199: expected up to byte 200, found 150 bytes"):
         verify_sections(STATE, NOTES, stop=150)
-    with pytest.raises(StateError, match="section 0: expected up to byte"):
+    with pytest.raises(StateError, match="bytes [0-9]+ to [0-9]+: expected up to byte"):
         verify_sections(STATE, Notes(sections=(SectionSum(2**62, 2**62, ""),)))
 
 

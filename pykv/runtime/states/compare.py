@@ -44,12 +44,12 @@ def compare(
 ) -> Comparison:
     """Compare two saved states, row by row by sequence and position.
 
-    One sequence's state is compared with that sequence in a state of all; of two sequences' states, numbers do not
-    matter.
+    One sequence's state is compared with that sequence in a state of all, and the others there are a difference; of two
+    sequences' states, numbers do not matter.
 
     Parameters
     ----------
-    seq_id : which sequence of a state of all is compared, and no other.
+    seq_id : which sequence of a state of all is compared, and no other: the rest is left out on both sides.
     rotation : by which widths quantised K and V are rotated, in a state that does not say so.
 
     Raises
@@ -108,7 +108,9 @@ class _Compared:
         self._data = states[0].data, states[1].data
         self._rotation = rotation
         self._only = _only(states, seq_id, paths)
-        self._found = Comparison()
+        self._found = Comparison(seq_id=seq_id)
+        if seq_id is None and self._only is not None:
+            self._found.differences += _others(states, self._only)
 
     def result(self, on_progress: OnProgress) -> Comparison:
         """Compare everything."""
@@ -254,6 +256,13 @@ def _only(states: tuple[ReadState, ReadState], seq_id: int | None, paths: tuple[
         if seq_id not in state.sequences():
             raise ParamError(f"seq_id={seq_id}: no such sequence; {path} holds {_numbers(state)}")
     return seq_id
+
+
+def _others(states: tuple[ReadState, ReadState], seq_id: int) -> Iterator[Two]:
+    """Yield what a state of all holds beside the one sequence that it is compared in."""
+    told = [_numbers(state) if state.is_whole else str(seq_id) for state in states]
+    if told[0] != told[1]:
+        yield Two("sequences", *told)
 
 
 def _numbers(state: ReadState) -> str:

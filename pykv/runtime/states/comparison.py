@@ -77,7 +77,8 @@ class Comparison:
     Attributes
     ----------
     stored_otherwise : forms that differ, which is no difference of what is stored.
-    differences : of families, sections and tensors, which cannot be compared then.
+    differences : of families, sections and tensors, which cannot be compared then; of sequences that only one holds.
+    seq_id : the only sequence that was compared, where one was asked for.
     tokens : None where they are the same, or one state notes none.
     warnings : what makes the comparison doubtful: checksums that do not fit, damaged notes.
     """
@@ -88,6 +89,7 @@ class Comparison:
     cells: list[CellsApart] = field(default_factory=list)
     tensors: list[TensorApart] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    seq_id: int | None = None
 
     @property
     def is_identical(self) -> bool:

@@ -83,7 +83,8 @@ def _aim(state: ReadState, wanted: Wanted, plan: ConversionPlan) -> Aim:
         raise ParamError(f"seq_id={seq_id}: no such sequence; {there}")
     others = [str(s) for s in have if s != seq_id]
     if others:
-        plan.note(f"sequence {seq_id} taken, {', '.join(others)} left out", is_lossless=False)
+        left = f"sequence{'' if len(others) == 1 else 's'} {', '.join(others)}"
+        plan.note(f"sequence {seq_id} taken; left out: {left}", is_lossless=False)
     return Aim(seq_id, seq_id, is_whole=False)
 
 
@@ -113,7 +114,8 @@ def _tokens(container: Container, plan: ConversionPlan) -> I32Array:
             plan.note("no tokens in it, since the source has none")
         return np.empty(0, np.int32)
     if container.tokens.size and not is_file:
-        what = f"{container.tokens.size} tokens left out: a {plan.kind.value} has no place for them"
+        n = container.tokens.size
+        what = f"{n} token{'' if n == 1 else 's'} left out: a {plan.kind.value} has no place for them"
         plan.note(what, is_lossless=False)
     return container.tokens
 

@@ -155,7 +155,7 @@ def checked_widths(rotation: Rotation | None) -> Rotation | None:
         return None
     widths = tuple(map(as_int, rotation))
     if len(widths) != 2 or any(one is None or not 0 <= one <= MAX_ROTATION or one & (one - 1) for one in widths):
-        raise ParamError(f"rotation={rotation!r} must be two numbers, each 0 or a power of two")
+        raise ParamError(f"rotation={','.join(map(str, rotation))}: must be two numbers, each 0 or a power of two")
     k, v = widths
     assert k is not None
     assert v is not None
