@@ -179,7 +179,7 @@ def test_a_section_that_changed_is_told():
     assert caught.value.offset == 120
     with pytest.raises(StateError, match="bytes 120 to 199: expected up to byte 200, found 150 bytes"):
         verify_sections(STATE, NOTES, stop=150)
-    with pytest.raises(StateError, match="bytes [0-9]+ to [0-9]+: expected up to byte"):
+    with pytest.raises(StateError, match=r"bytes [0-9]+ to [0-9]+: expected up to byte"):
         verify_sections(STATE, Notes(sections=(SectionSum(2**62, 2**62, ""),)))
 
 
