@@ -22,6 +22,12 @@ KINDS = {
 PARAMS: dict[str, Any] = {"n_ctx": 256, "n_seq_max": 3, "n_threads": 1, "type_k": "f32", "type_v": "f32"}
 TOKENS = [5, 9, 2, 7, 7, 1, 30, 12]
 
+REORDERED = 1e-4
+"""How far logits move at most where the same rows lie in other cells: sums run over them in another order.
+
+Measured at most 5e-5 (layer reuse, the fused kernel with AVX-512), 2e-5 with AVX2.
+"""
+
 
 def told(ctx: pykv.Context, tokens: list[int] = TOKENS, seq_id: int | list[int] = 0) -> pykv.Context:
     """Decode some tokens behind what a sequence holds, or each behind its own."""
