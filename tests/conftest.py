@@ -5,12 +5,42 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from support.oracle import Oracle, OracleError
+from support.rpc import rpc_server
 from support.tiny.model import TinyFile
 from support.tiny_gguf import TINY_MODELS
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        metavar="NAME[,NAME]",
+        default="CPU",
+        help="where memories, models and graphs go that no test places; RPC0,RPC1 are two servers of this session",
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def devices_in_use(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Run on the devices of ``--device``, and two servers on loopback while one of them is an RPC device."""
+    names = str(pytestconfig.getoption("device")).split(",")
+    if names == ["CPU"]:
+        yield
+        return
+    from support.on_device import running_on
+
+    from pykv.ggml import connect_rpc
+
+    with ExitStack() as stack:
+        for name in names:
+            if name.startswith("RPC"):
+                connect_rpc(stack.enter_context(rpc_server(n_devices=1)).endpoint)
+        stack.enter_context(running_on(names))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

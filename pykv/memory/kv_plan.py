@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from pykv.errors import ParamError
-from pykv.ggml import Arena, BufferType, DType, Tensor, cpu_device
+from pykv.ggml import Arena, BufferType, DType, Tensor
 from pykv.memory.kv_settings import KVSettings, kv_type
-from pykv.memory.memory_buffers import TensorPlan
+from pykv.memory.memory_buffers import TensorPlan, home_of
 from pykv.memory.spec import LayerSpec, MemorySpec, layer_map
 
 
@@ -67,7 +67,7 @@ class KVPlan(TensorPlan[LayerPlan]):
         def width_v(layer: LayerSpec) -> int:
             return widest if self.settings.v_trans and not layer.k_only else _stored_v(layer)
 
-        return tuple(LayerPlan(il, layer.n_embd_k, width_v(layer), self._home(il)) for il, layer in chosen)
+        return tuple(LayerPlan(il, layer.n_embd_k, width_v(layer), home_of(il, self.place)) for il, layer in chosen)
 
     @property
     def reused(self) -> dict[int, int]:
@@ -112,14 +112,6 @@ class KVPlan(TensorPlan[LayerPlan]):
 
     def _is_wanted(self, il: int) -> bool:
         return self.settings.layers is None or il in self.settings.layers
-
-    def _home(self, il: int) -> BufferType:
-        if self.place is None:
-            return cpu_device().buffer_type
-        kind = self.place(il)
-        if not isinstance(kind, BufferType):
-            raise ParamError(f"place: {kind!r}, given for layer {il}, must be a BufferType")
-        return kind
 
 
 def _stored_v(layer: LayerSpec) -> int:

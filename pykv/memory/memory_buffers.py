@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
-from pykv.errors import AllocError
-from pykv.ggml import Arena, Buffer, BufferType, Tensor, devices
+from pykv.errors import AllocError, ParamError
+from pykv.ggml import Arena, Buffer, BufferType, Tensor, cpu_device, devices
 
 Pair = tuple[Tensor | None, Tensor | None]
 
@@ -62,6 +62,24 @@ class TensorPlan(ABC, Generic[L]):
     def nbytes(self) -> int:
         """Bytes that allocation takes in all."""
         return sum(self.nbytes_per_buffer_type.values())
+
+
+def unplaced(il: int) -> BufferType:
+    """Return where a layer goes that nobody places: to the CPU."""
+    return cpu_device().buffer_type
+
+
+def home_of(il: int, place: Callable[[int], BufferType] | None) -> BufferType:
+    """Return where a layer goes.
+
+    Raises
+    ------
+    ParamError : `place` gives something else than a buffer type.
+    """
+    kind = (place or unplaced)(il)
+    if not isinstance(kind, BufferType):
+        raise ParamError(f"place: {kind!r}, given for layer {il}, must be a BufferType")
+    return kind
 
 
 def allocate(plan: TensorPlan[L]) -> tuple[list[Buffer], dict[int, Pair]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pykv.errors import ParamError
-from pykv.ggml import Arena, BufferType, DType, Tensor, cpu_device
-from pykv.memory.memory_buffers import TensorPlan
+from pykv.ggml import Arena, BufferType, DType, Tensor
+from pykv.memory.memory_buffers import TensorPlan, home_of
 from pykv.memory.spec import MemorySpec, StateSpec
 from pykv.typing import MAX_SEQ, as_int
 
@@ -56,9 +56,8 @@ class StatePlan(TensorPlan[StateLayerPlan]):
     @cached_property
     def layers(self) -> tuple[StateLayerPlan, ...]:
         """The layers that have a state, in order."""
-        home = self.place or (lambda _: cpu_device().buffer_type)
         return tuple(
-            StateLayerPlan(il, layer.state, home(il))
+            StateLayerPlan(il, layer.state, home_of(il, self.place))
             for il, layer in enumerate(self.spec.layers)
             if layer.state is not None
         )

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from support import on_device
 from support.cell_state import state
 from support.naive_rope import naive_rope
 
 from pykv.batch import Batch, BatchLimits, UBatch, validate
 from pykv.cells import SlotInfo
-from pykv.ggml import Arena, Backend, DType, Graph, GraphInput, RopeParams, Sched, cpu_device
+from pykv.ggml import Arena, DType, Graph, GraphInput, RopeParams
 from pykv.memory import AttentionPath, KVCache, KVGraph, KVShape, LayerSpec, MemorySpec
 from pykv.memory.kv_context import KVContext
 
@@ -99,7 +100,7 @@ class KeyScene:
             inputs = [GraphInput(graph.arena.tensor(DType.F32, x.shape[::-1], f"x{il}")) for x in pair]
             kv.store(il, inputs[0].tensor, inputs[1].tensor)
             given += zip(inputs, pair, strict=True)
-        with Backend(cpu_device(), 1) as backend, Sched([backend], budget, [*self.cache.owners, graph.arena]) as sched:
+        with on_device.sched(budget, [*self.cache.owners, graph.arena]) as sched:
             sched.allocate(graph)
             for input_ in (*(input_ for input_, _ in given), *kv.inputs):
                 input_.bind()

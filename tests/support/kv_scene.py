@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from support import on_device
 from support.naive_attention import NaiveKV
 
 from pykv.batch import Batch, BatchLimits, UBatch, validate
 from pykv.cells import SlotInfo
-from pykv.ggml import Arena, Backend, DType, Graph, GraphInput, Sched, cpu_device
+from pykv.ggml import Arena, DType, Graph, GraphInput
 from pykv.memory import AttentionPath, KVCache, KVGraph, KVShape, Memory
 
 F32Array = NDArray[np.float32]
@@ -106,7 +107,7 @@ def run_layer(
     kv.store(il, *(one.tensor for one in given[1:]))
     out = kv.attend(il, given[0].tensor, float(1 / np.sqrt(qkv[0].shape[2]))).as_output()
     graph.expand(out)
-    with Backend(cpu_device(), 1) as backend, Sched([backend], 96, [*cache.owners, graph.arena]) as sched:
+    with on_device.sched(96, [*cache.owners, graph.arena]) as sched:
         sched.allocate(graph)
         for one in (*given, *kv.inputs):
             one.bind()

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from support import on_device
 from support.kv_scene import Token, plan_batch
 from support.naive_attention import alibi_slope
 
 from pykv.batch import UBatch
 from pykv.cells import SlotInfo
-from pykv.ggml import Arena, Backend, DType, Graph, GraphInput, Sched, cpu_device
+from pykv.ggml import Arena, DType, Graph, GraphInput
 from pykv.memory import AttentionMass, AttentionPath, KVCache, KVGraph, KVShape, MassWatch
 
 F64Array = NDArray[np.float64]
@@ -109,7 +110,7 @@ class MassScene:
         kv.store(0, given[1].tensor, given[2].tensor)
         out = kv.attend(0, given[0].tensor, float(1 / np.sqrt(qkv[0].shape[2]))).as_output()
         graph.expand(out)
-        with Backend(cpu_device(), 1) as backend, Sched([backend], 96, [*self.cache.owners, graph.arena]) as sched:
+        with on_device.sched(96, [*self.cache.owners, graph.arena]) as sched:
             sched.allocate(graph)
             for one in (*given, *kv.inputs):
                 one.bind()

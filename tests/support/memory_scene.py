@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from support import on_device
 from support.kv_scene import Token, plan_batch
 from support.naive_attention import dense_attention
 from support.naive_sequences import Held, NaiveSequences
 from support.row_writer import Pair, draw, rotated
 
 from pykv.batch import UBatch
-from pykv.ggml import Arena, Backend, DType, Graph, GraphInput, Sched, cpu_device
+from pykv.ggml import Arena, DType, Graph, GraphInput
 from pykv.memory import AttentionPath, AttentionPlan, Memory
 
 Array = NDArray[np.float32]
@@ -94,10 +95,7 @@ class MemoryScene:
             part.kv.store(il, known(k, f"k{il}").tensor, known(v, f"v{il}").tensor)
             outs.append(part.kv.attend(il, known(q, f"q{il}").tensor, 1.0).as_output())
             graph.expand(outs[-1])
-        with (
-            Backend(cpu_device(), 1) as backend,
-            Sched([backend], 64 * len(spec.layers) + 64, [*self.memory.owners, graph.arena]) as sched,
-        ):
+        with on_device.sched(64 * len(spec.layers) + 64, [*self.memory.owners, graph.arena]) as sched:
             sched.allocate(graph)
             for one in (*(one for one, _ in given), *part.inputs):
                 one.bind()

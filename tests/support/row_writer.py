@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
+from support import on_device
 from support.kv_scene import Token, plan_batch
 from support.naive_rope import naive_rope
 
 from pykv.batch import UBatch
 from pykv.cells import SlotInfo
-from pykv.ggml import Arena, Backend, DType, Graph, GraphInput, Sched, cpu_device
+from pykv.ggml import Arena, Backend, DType, Graph, GraphInput, Sched
 from pykv.memory import AttentionPath, KVCache, KVGraph, KVShape, LayerSpec, MemorySpec
 
 Array = NDArray[np.float32]
@@ -48,7 +50,8 @@ class RowWriter:
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
-        self._backend = Backend(cpu_device(), 1)
+        self._stack = ExitStack()
+        self._backends = self._stack.enter_context(on_device.backends())
         self._graphs: dict[tuple[int, int, bool], _StoreGraph] = {}
 
     def store(self, tokens: Sequence[Token], raw: Sequence[Pair], n_ubatch: int = 512) -> bool:
@@ -64,14 +67,14 @@ class RowWriter:
         """Store the tokens of a ubatch that was applied, out of those of its batch."""
         key = (shape.n_tokens, shape.n_stream, self.cache.store.v_trans)
         if key not in self._graphs:
-            self._graphs[key] = _StoreGraph(self.cache, shape, self._backend)
+            self._graphs[key] = _StoreGraph(self.cache, shape, self._backends)
         self._graphs[key].run(slot, ubatch, [(k[ubatch.batch_idxs], v[ubatch.batch_idxs]) for k, v in raw])
 
     def close(self) -> None:
         for graph in self._graphs.values():
             graph.sched.close()
         self._graphs.clear()
-        self._backend.close()
+        self._stack.close()
 
     def __enter__(self) -> RowWriter:
         return self
@@ -81,7 +84,7 @@ class RowWriter:
 
 
 class _StoreGraph:
-    def __init__(self, cache: KVCache, shape: KVShape, backend: Backend) -> None:
+    def __init__(self, cache: KVCache, shape: KVShape, backends: Sequence[Backend]) -> None:
         budget = 32 * len(cache.spec.layers) + 32
         self.cache, self.graph = cache, Graph(Arena(budget, budget))
         # how many cells a query looks at does not matter: nobody asks
@@ -93,7 +96,7 @@ class _StoreGraph:
             v = GraphInput(arena.tensor(DType.F32, (layer.n_embd_head_v, layer.n_head_kv, n), f"v{il}"))
             self.kv.store(il, k.tensor, None if layer.k_only else v.tensor)
             self.given.append((k,) if layer.k_only else (k, v))
-        self.sched = Sched([backend], budget, [*cache.owners, arena])
+        self.sched = Sched(backends, budget, [*cache.owners, arena])
         self.sched.allocate(self.graph)
         for one in (*(one for pair in self.given for one in pair), *self.kv.inputs):
             one.bind()

@@ -39,12 +39,12 @@ class Server:
 
 
 @contextmanager
-def rpc_server() -> Iterator[Server]:
-    """Run a server on a free port of 127.0.0.1."""
+def rpc_server(n_devices: int = 2) -> Iterator[Server]:
+    """Run a server on a free port of 127.0.0.1, which offers the CPU so many times."""
     with tempfile.TemporaryFile() as log:
         for _ in range(3):  # somebody else may take the port in between
             endpoint = f"127.0.0.1:{_free_port()}"
-            command = python_command(str(HERE / "rpc_server.py"), endpoint)
+            command = python_command(str(HERE / "rpc_server.py"), endpoint, str(n_devices))
             process = subprocess.Popen(command, stdout=log, stderr=log, env=child_environment())
             server = Server(endpoint, process)
             try:

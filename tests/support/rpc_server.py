@@ -1,6 +1,6 @@
-"""Serves this machine's CPU, as two devices, to ggml's RPC clients, one client after the other. Needs no pykv.
+"""Serves this machine's CPU to ggml's RPC clients, as one device or several, one client after the other. Needs no pykv.
 
-usage: rpc_server.py host:port
+usage: rpc_server.py host:port n_devices
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 _CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
-_N_DEVICES = 2
 _N_THREADS = 1
 
 
@@ -28,7 +27,7 @@ def _load(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(found[0]))
 
 
-def serve(endpoint: str) -> None:
+def serve(endpoint: str, n_devices: int) -> None:
     """Serve until the process ends; returns at once where the port is taken."""
     ggml, rpc = _load("libggml"), _load("libggml-rpc")
     ggml.ggml_backend_dev_by_type.restype = ctypes.c_void_p
@@ -42,9 +41,9 @@ def serve(endpoint: str) -> None:
         ctypes.c_size_t,
         ctypes.POINTER(ctypes.c_void_p),
     ]
-    devices = (ctypes.c_void_p * _N_DEVICES)(*[cpu] * _N_DEVICES)
-    start(endpoint.encode(), None, _N_THREADS, _N_DEVICES, devices)
+    devices = (ctypes.c_void_p * n_devices)(*[cpu] * n_devices)
+    start(endpoint.encode(), None, _N_THREADS, n_devices, devices)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], int(sys.argv[2]))

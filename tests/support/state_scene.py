@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from support import on_device
 
 from pykv.batch import Batch, BatchLimits, UBatch, ValidBatch, validate
 from pykv.cells import NO_WINDOW, Window
-from pykv.ggml import Arena, Backend, DType, Graph, GraphInput, Sched, Tensor, cpu_device, ops
+from pykv.ggml import Arena, DType, Graph, GraphInput, Tensor, ops
 from pykv.memory import AttentionPath, AttentionPlan, LayerSpec, MemorySpec, RecurrentMemory, StateSpec
 from pykv.memory.base import MemoryContext
 from pykv.memory.hybrid import HybridMemory
@@ -154,7 +155,7 @@ def run_states(memory: RecurrentMemory | HybridMemory, shape: Any, slot: Any, ub
         if layer.state is not None:
             outs.append(_advance(graph, part.states, il, given.tensor, factors.tensor))
             graph.expand(outs[-1].as_output())
-    with Backend(cpu_device(), 1) as backend, Sched([backend], N_NODES, [*memory.owners, graph.arena]) as sched:
+    with on_device.sched(N_NODES, [*memory.owners, graph.arena]) as sched:
         sched.allocate(graph)
         for one in (given, factors, *part.inputs):
             one.bind()
