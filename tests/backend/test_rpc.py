@@ -87,6 +87,14 @@ MOVES: Steps = (
 """Keys are turned and rows copied where they lie."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_other_gpu() -> Iterator[None]:
+    """Hide Vulkan's devices from the child processes: what is taken by default is another server's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GGML_VK_VISIBLE_DEVICES", "")
+        yield
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with rpc_server() as one:
