@@ -103,6 +103,21 @@ class ConcurrentUseError(PykvError, RuntimeError):
     """An object that serves one call at a time was entered by a second: another thread's, or a signal handler's."""
 
 
+class BackendLost(PykvError, ConnectionError):
+    """The process that held a model has ended, as it does when ggml loses a device; what the model held is gone.
+
+    Attributes
+    ----------
+    devices : names of the devices that it computed on.
+    last_words : the last lines that it wrote, ggml's reason among them; empty where it wrote none.
+    """
+
+    def __init__(self, message: str, *, devices: tuple[str, ...] = (), last_words: str = "") -> None:
+        super().__init__(message)
+        self.devices = devices
+        self.last_words = last_words
+
+
 class DownloadError(PykvError, OSError):
     """A model file that could not be fetched or failed its checksum."""
 

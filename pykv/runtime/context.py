@@ -283,7 +283,7 @@ class Context(SavedStates):
         plan = self._plan(valid)
         self.embedded |= valid.token is None
         self._compute.lay_out(valid.n_tokens)
-        outputs = Outputs(valid.n_outputs, self.model.hparams.n_vocab)
+        outputs = Outputs(self._new_rows(valid.n_outputs))
         self._logits = None
         for i, watched in enumerate(watched_by(self._observers, plan.ubatches)):
             self._step(plan, i, outputs, watched)
@@ -328,6 +328,10 @@ class Context(SavedStates):
             seen = SeenCells(self.memory, plan.slots[i], ubatch)
             for one, mass in zip(watched, masses, strict=True):
                 one.observer.hear(one.chosen, seen, mass)
+
+    def _new_rows(self, n: int) -> F32Array:
+        """Return memory for the logits of a batch, (n, n_vocab)."""
+        return np.empty((n, self.model.hparams.n_vocab), np.float32)
 
     def _make_compute(self) -> Compute:
         params, model = self.params, self.model

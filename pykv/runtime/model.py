@@ -12,10 +12,11 @@ from pykv.errors import ChatTemplateError, ParamError, UseAfterCloseError
 from pykv.ggml import Device, cpu_device, devices, find_device
 from pykv.ggml.owner import Owner
 from pykv.gguf import GGUFFile, Metadata
-from pykv.memory import MemoryPlan
+from pykv.memory import AttentionPlan, MemoryPlan
 from pykv.models import Architecture, HParams, Keys, Placement, Weights, build_architecture, find_architecture
 from pykv.models.weights import Progress
 from pykv.runtime.context import Context
+from pykv.runtime.isolated.where import Isolate, is_isolated
 from pykv.runtime.memory_layout import plan_of
 from pykv.runtime.params import Attention, ContextParams, FlashAttn
 from pykv.runtime.states.identity import fingerprint
@@ -57,6 +58,7 @@ class Model:
         *,
         progress: Progress | None = None,
         repack: bool = True,
+        isolate: Isolate = "auto",
     ) -> Model:
         """Open a GGUF file and place its weights.
 
@@ -70,6 +72,8 @@ class Model:
             takes about a second for each gigabyte of them, and memory of the process's own for a copy, where a mapped
             file takes none. It is left out if the file does not fit into free memory once more, or other devices
             take part. Repacked matrices round otherwise; ``q8_0`` gives what ``q5_0`` does, to the bit.
+        isolate : hold the model in a process of its own, whose end is an exception, `BackendLost`, in this one: see
+            `IsolatedModel`. ggml ends the process when it loses a server; "auto" = where a device is another machine's.
 
         Raises
         ------
@@ -77,13 +81,18 @@ class Model:
         UnknownArchitectureError : a family that pykv does not build.
         ParamError : no such device, or an argument that is none; the message names it.
         AllocError : a device has no room.
+        BackendLost : the process of an isolated model has ended.
         """
-        chosen = _choose(devices)
         n_off = _n_gpu_layers(n_gpu_layers)
         if progress is not None and not callable(progress):
             raise ParamError(f"progress={progress!r} must be a function of the bytes done and the bytes in all")
         if not isinstance(repack, bool):
             raise ParamError(f"repack={repack!r} must be True or False")
+        if is_isolated(isolate, devices):
+            from pykv.runtime.isolated.model import IsolatedModel
+
+            return IsolatedModel(path, devices, n_off, progress, repack=repack)
+        chosen = _choose(devices)
         file = GGUFFile(path)
         find_architecture(file.metadata.typed("general.architecture", str))
         n_layer = HParams.from_gguf(file).n_layer
@@ -139,8 +148,7 @@ class Model:
         AllocError : more memory than there is.
         """
         self._require_open()
-        return Context(
-            self,
+        return self.make_context(
             _context_params(
                 n_ctx=n_ctx,
                 n_batch=n_batch,
@@ -154,8 +162,15 @@ class Model:
                 n_threads=n_threads,
                 attention=attention,
                 **more,
-            ),
+            )
         )
+
+    def make_context(self, params: ContextParams, attention: AttentionPlan | None = None) -> Context:
+        """Return a context of these parameters, which follows a plan of attention that was recorded, if there is one.
+
+        Raises as `context`.
+        """
+        return Context(self, params, attention)
 
     def plan(self, **params: Any) -> MemoryPlan:
         """Return what the KV cache of a context with these parameters takes, without allocating it."""

@@ -13,11 +13,11 @@ from pykv.typing import F32Array, I32Array
 class Outputs:
     """Rows of logits, one per token whose output was wanted.
 
-    A new batch gets a new object and new memory, so rows that a caller kept stay what they were.
+    A new batch gets a new object and new memory, (n_outputs, n_vocab), so rows that a caller kept stay what they were.
     """
 
-    def __init__(self, n_rows: int, n_vocab: int) -> None:
-        self._rows: F32Array = np.empty((n_rows, n_vocab), np.float32)
+    def __init__(self, rows: F32Array) -> None:
+        self._rows = rows
         self._n_written = 0
         self._batch_idxs: list[I32Array] = []
 

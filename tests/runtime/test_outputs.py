@@ -30,7 +30,7 @@ def fill(outputs: Outputs, *pieces: list[int]) -> None:
 )
 def test_rows_are_read_in_batch_order(pieces: tuple[list[int], ...], expected: list[int]) -> None:
     """Equal splits compute sequence by sequence; the first case is example E1 of batch.md."""
-    outputs = Outputs(sum(map(len, pieces)), 3)
+    outputs = Outputs(np.empty((sum(map(len, pieces)), 3), np.float32))
     fill(outputs, *pieces)
     rows = outputs.in_batch_order()
     assert rows.shape == (len(expected), 3)
