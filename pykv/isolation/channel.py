@@ -22,6 +22,7 @@ PIECE = 64 * 2**20
 
 _HEAD = 8
 _MOST_READ = 2**18
+_MOST_SAID = 2**28
 _TAKEN = b"taken"
 
 Packed = tuple[bytes, list[AnyArray]]
@@ -121,10 +122,12 @@ class Channel:
         while len(read) < _HEAD:
             self._more()
         end = _HEAD + int.from_bytes(read[:_HEAD], "little")
+        if end > _MOST_SAID:
+            raise EOFError(f"a message of {end} bytes, which makes no sense")
         while len(read) < end:
             self._more()
         try:
-            is_large, body = marshal.loads(read[_HEAD:end])
+            is_large, body = marshal.loads(bytes(read[_HEAD:end]))
         except (ValueError, TypeError, EOFError) as error:
             raise EOFError(f"a message that makes no sense: {error}") from error
         del read[:end]

@@ -80,7 +80,7 @@ class Link:
         BackendLost : the process has ended.
         ConcurrentUseError : this thread is amid a request, which a signal handler interrupts.
         """
-        with self._taken(), self._patient(at_once):
+        with self._patient(at_once), self._taken():
             dropped, self._dropped = self._dropped, []
             message = self._channel.packed((dropped, request))
             try:
@@ -88,7 +88,7 @@ class Link:
                 if begun is not None:
                     begun(self._number)
                 reply, error = self._outcome(call_back)
-            except (EOFError, OSError) as gone:
+            except (EOFError, OSError, LookupError) as gone:  # it has ended, or says what makes no sense
                 raise self._mourn() from gone
             except BaseException:  # of a signal handler: the program gives this request up
                 self._settle()
@@ -141,7 +141,7 @@ class Link:
         """Return what a request came to: a reply or an exception."""
         failed: BaseException | None = None
         while True:
-            kind, *rest = self._channel.receive()
+            kind, *rest = self._received()
             if kind == "=":
                 return rest[0], None
             if kind == "!":
@@ -157,6 +157,12 @@ class Link:
             except BaseException as error:
                 failed, answer = error, "!"
             self._channel.send(answer)
+
+    def _received(self) -> tuple[Any, ...]:
+        message = self._channel.receive()
+        if not isinstance(message, tuple) or not message:
+            raise EOFError(f"a message that makes no sense: {message!r}")
+        return message
 
     def _answered(self, name: str, args: tuple[Any, ...], call_back: Callable[..., object] | None) -> None:
         if name == "warn":
@@ -189,6 +195,10 @@ class Link:
 
         def hear(number: int, frame: FrameType | None) -> None:
             nonlocal times
+            if self._thread != threading.get_ident():  # another thread has the turn: this one only waits for it
+                if callable(handler):
+                    handler(number, frame)
+                return
             times += 1
             if times == 1 and not at_once:
                 self.cancel(self._number)
@@ -208,7 +218,7 @@ class Link:
         self.cancel(self._number)
         try:
             self._channel.settimeout(_SETTLE)
-            while (kind := self._channel.receive()[0]) not in ("=", "!", "caller"):
+            while (kind := self._received()[0]) not in ("=", "!", "caller"):
                 if kind == "?":
                     self._channel.send("!")
             self._channel.settimeout(None)
