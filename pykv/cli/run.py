@@ -61,7 +61,7 @@ def _sampling(*names: str, **settings: Any) -> Any:
 
 
 def _memory(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Memory and devices", **{"metavar": "X", **settings})
+    return typer.Option(*names, rich_help_panel=options.MEMORY_PANEL, **{"metavar": "X", **settings})
 
 
 def command(
@@ -90,8 +90,11 @@ def command(
     attention: Annotated[
         options.Attention, _memory("--attention", metavar="PATH", help="auto, fused, flash or matmul; auto measures.")
     ] = options.Attention.AUTO,
-    devices: Annotated[list[str] | None, _memory("--device", "-d", help="One that devices lists; repeatable.")] = None,
-    n_gpu_layers: Annotated[int, _memory("--gpu-layers", min=-1, help="Layers on devices; -1 = all.")] = -1,
+    offload_kqv: options.OffloadKQV = True,
+    devices: options.Devices = None,
+    n_gpu_layers: options.GPULayers = -1,
+    tensor_split: options.TensorSplit = None,
+    overrides: options.Override = None,
     n_threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
@@ -107,7 +110,8 @@ def command(
     text = sys.stdin.read() if prompt == "-" else prompt
     import pykv
 
-    with pykv.Model.load(model_path(model), devices, n_gpu_layers) as loaded:
+    placement = options.placement(devices, n_gpu_layers, tensor_split, overrides)
+    with pykv.Model.load(model_path(model), **placement) as loaded:
         tokens = _prompt_tokens(loaded, text, system, chat)
         n_cells = min(DEFAULT_N_CTX, loaded.hparams.n_ctx_train) if n_ctx is None else n_ctx
         with loaded.context(
@@ -116,6 +120,7 @@ def command(
             type_v=type_v,
             flash_attn=FLASH_ATTN[flash_attn],
             attention=attention.value,
+            offload_kqv=offload_kqv,
             n_threads=n_threads,
         ) as context:
             outcome = _run(loaded, context, tokens, n, params, stream=not json)

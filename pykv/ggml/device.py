@@ -117,8 +117,8 @@ def devices() -> tuple[Device, ...]:
     return tuple(_device(lib.ggml_backend_dev_get(i)) for i in range(lib.ggml_backend_dev_count()))
 
 
-def find_device(name: str) -> Device:
-    """Return the device of that name, upper or lower case.
+def find_device(name: str, argument: str = "devices") -> Device:
+    """Return the device of that name, upper or lower case. `argument` is whose value it is.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def find_device(name: str) -> Device:
     for device in devices():
         if device.name.lower() == str(name).lower():
             return device
-    raise ParamError(f"devices: no device {name!r}; here are {', '.join(d.name for d in devices())}")
+    raise ParamError(f"{argument}: no device {name!r}; here are {', '.join(d.name for d in devices())}")
 
 
 def cpu_device() -> Device:

@@ -10,6 +10,7 @@ with an ellipsis and a tag. Classes are taken from pykv only, so that a reply ca
     "enum"     a member of an enumeration of pykv's
     "map"      a read-only mapping
     "path"     a path object
+    "range"    a range
     "ref"      an object that stays in the other process
     "else"     anything else: only what it looks like, so that the other side refuses it in the usual words
 """
@@ -105,6 +106,8 @@ class Encoder:
             return (Ellipsis, "record", *_name(type(value)), self.encode(_fields(value)))
         if isinstance(value, (bytearray, memoryview)):
             return self._buffer(value)
+        if isinstance(value, range):
+            return (Ellipsis, "range", value.start, value.stop, value.step)
         if isinstance(value, os.PathLike):
             return (Ellipsis, "path", os.fsdecode(value))
         if isinstance(value, MappingProxyType):
@@ -187,6 +190,9 @@ class Decoder:
 
     def _map(self, values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
         return MappingProxyType(self.decode(values))
+
+    def _range(self, *ends: int) -> range:
+        return range(*ends)
 
     def _path(self, text: str) -> Path:
         return Path(text)

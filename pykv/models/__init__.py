@@ -4,9 +4,10 @@ from pykv.models.architecture import Architecture
 from pykv.models.graph_builder import GraphBuilder, GraphShape
 from pykv.models.hparams import HParams
 from pykv.models.keys import Keys
+from pykv.models.placement import Placement, TensorRule
 from pykv.models.registry import ARCHITECTURES, build_architecture, find_architecture
 from pykv.models.rope import ContextRope, RopeRequest, derive_rope
-from pykv.models.weights import Placement, Weights
+from pykv.models.weights import Weights
 
 __all__ = [
     "ARCHITECTURES",
@@ -18,6 +19,7 @@ __all__ = [
     "Keys",
     "Placement",
     "RopeRequest",
+    "TensorRule",
     "Weights",
     "build_architecture",
     "derive_rope",

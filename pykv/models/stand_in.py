@@ -20,9 +20,9 @@ from pykv.memory import MemorySpec
 from pykv.models.architecture import Architecture
 from pykv.models.graph_builder import GraphBuilder
 from pykv.models.hparams import HParams, RopeScaling
+from pykv.models.placement import Placement
 from pykv.models.rope import ContextRope
 from pykv.models.spec_record import spec_factors, spec_of
-from pykv.models.weights import Placement
 from pykv.typing import F32Array
 
 STAND_IN = "stand-in"

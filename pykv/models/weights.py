@@ -19,25 +19,12 @@ from pykv.ggml.buffer import PLACE_ALIGNMENT
 from pykv.ggml.owner import Owner
 from pykv.gguf import GGUFFile, TensorInfo
 from pykv.models import widening
+from pykv.models.placement import Placement
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 
 _UNUSABLE = {DType.F64, DType.I8, DType.I16, DType.I32, DType.I64, DType.Q8_1, DType.Q8_K}
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Which device holds which part of the model."""
-
-    input: Device
-    layers: tuple[Device, ...]
-    output: Device
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        """The devices in use, each once."""
-        return tuple(dict.fromkeys((*self.layers, self.output, self.input)))
 
 
 class Use(Enum):
@@ -90,6 +77,8 @@ class Weights:
     def need(self, name: str, ne: tuple[int, ...], device: Device, use: Use = Use.PRODUCT) -> Tensor:
         """Return the tensor of that name, without data yet; `use` is all that the graph may do with it.
 
+        `device` is where its part of the model lies; the placement may have another place for it.
+
         Raises
         ------
         GGUFError : it is missing, or its shape or type is wrong; the message names it and what was expected.
@@ -109,7 +98,7 @@ class Weights:
         if info.dtype in _UNUSABLE or (len(ne) == 1 and info.dtype != DType.F32):
             wanted = "f32" if len(ne) == 1 else "a float or a quantised type"
             raise GGUFError(f"{self._file.path}: the tensor {name!r} is {info.dtype.label}, expected {wanted}")
-        dtype, home = self._kept_as(info.dtype, ne, device, use)
+        dtype, home = self._kept_as(info.dtype, ne, self.placement.home(name, device), use)
         if home not in self._arenas:
             self._arenas[home], self._taken[home] = Arena(self._budget, is_repacked=home.is_repacked), []
         tensor = self._arenas[home].tensor(dtype, info.ne, name)

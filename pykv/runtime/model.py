@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pykv.errors import ChatTemplateError, ParamError, UseAfterCloseError
-from pykv.ggml import Device, cpu_device, devices, find_device
+from pykv.ggml import Device
 from pykv.ggml.owner import Owner
 from pykv.gguf import GGUFFile, Metadata
 from pykv.memory import AttentionPlan, MemoryPlan
@@ -19,8 +19,8 @@ from pykv.runtime.context import Context
 from pykv.runtime.isolated.where import Isolate, is_isolated
 from pykv.runtime.memory_layout import plan_of
 from pykv.runtime.params import Attention, ContextParams, FlashAttn
+from pykv.runtime.placing import Overrides, PlacementWish
 from pykv.runtime.states.identity import fingerprint
-from pykv.typing import as_int
 
 if TYPE_CHECKING:
     from pykv.runtime.chat_template import ChatTemplate
@@ -53,8 +53,10 @@ class Model:
     def load(
         cls,
         path: str | bytes | os.PathLike[str],
-        devices: Sequence[str | Device] | str | None = None,
+        devices: Sequence[str | Device] | str | Device | None = None,
         n_gpu_layers: int = -1,
+        tensor_split: Sequence[float] | None = None,
+        overrides: Overrides | None = None,
         *,
         progress: Progress | None = None,
         repack: bool = True,
@@ -66,6 +68,10 @@ class Model:
         ----------
         devices : names, such as ``["CUDA0"]``; None = all GPUs if there are any, else the CPU.
         n_gpu_layers : layers that go to the devices, from the last one down, the output counting as one; -1 = all.
+        tensor_split : how much of them each device takes, such as ``[3, 1]``; None = all the same.
+        overrides : what lies elsewhere: a layer or a range of layers → device, such as ``{3: "CPU"}``, with K and V;
+            or a regular expression over names of tensors → device, such as ``{r"ffn_.*_exps": "CPU"}``, for tensors
+            alone, whatever layer they are in. Of several that fit, the first decides.
         progress : called with bytes done and bytes in all while weights are uploaded or repacked.
         repack : lay matrices out anew where this CPU multiplies faster so, as it does with ``q4_0``, ``q4_K`` and
             ``iq4_nl`` on most, and with ``q5_0`` kept as ``q8_0`` where measuring says so; others stay mapped. That
@@ -79,24 +85,24 @@ class Model:
         ------
         GGUFError : not a GGUF file, damaged, cut off, or something missing or of the wrong shape.
         UnknownArchitectureError : a family that pykv does not build.
-        ParamError : no such device, or an argument that is none; the message names it.
+        ParamError : no such device, an override that is about nothing, or an argument that is none; the message
+            names it.
         AllocError : a device has no room.
         BackendLost : the process of an isolated model has ended.
         """
-        n_off = _n_gpu_layers(n_gpu_layers)
         if progress is not None and not callable(progress):
             raise ParamError(f"progress={progress!r} must be a function of the bytes done and the bytes in all")
         if not isinstance(repack, bool):
             raise ParamError(f"repack={repack!r} must be True or False")
-        if is_isolated(isolate, devices):
+        if is_isolated(isolate, devices, overrides):
             from pykv.runtime.isolated.model import IsolatedModel
 
-            return IsolatedModel(path, devices, n_off, progress, repack=repack)
-        chosen = _choose(devices)
+            return IsolatedModel(path, (devices, n_gpu_layers, tensor_split, overrides), progress, repack=repack)
+        wish = PlacementWish.of(devices, n_gpu_layers, tensor_split, overrides)
         file = GGUFFile(path)
         find_architecture(file.metadata.typed("general.architecture", str))
-        n_layer = HParams.from_gguf(file).n_layer
-        return cls(file, _place(chosen, n_layer, n_off), progress, repack=repack)
+        placement = wish.over(file.tensors, HParams.from_gguf(file).n_layer)
+        return cls(file, placement, progress, repack=repack)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -222,40 +228,3 @@ def _context_params(**params: Any) -> ContextParams:
         if name not in known:
             raise ParamError(f"{name}: no such context parameter; known: {', '.join(known)}")
     return ContextParams(**params)
-
-
-def _choose(asked: Sequence[str | Device] | str | None) -> tuple[Device, ...]:
-    """Return the devices that share the layers."""
-    if asked is None:
-        return tuple(device for device in devices() if device.is_gpu) or (cpu_device(),)
-    named = (asked,) if isinstance(asked, (str, Device)) else asked
-    if not isinstance(named, Iterable):
-        raise ParamError(f"devices={asked!r} must be the name of a device, or several in a list")
-    chosen = tuple(_device(name) for name in named)
-    if not chosen:
-        raise ParamError("devices=[] must name at least one device")
-    return chosen
-
-
-def _device(named: object) -> Device:
-    if isinstance(named, Device):
-        return named
-    if not isinstance(named, str):
-        raise ParamError(f"devices: {named!r} must be the name of a device, such as 'CUDA0'")
-    return find_device(named)
-
-
-def _n_gpu_layers(asked: object) -> int:
-    n = as_int(asked)
-    if n is None or n < -1:
-        raise ParamError(f"n_gpu_layers={asked!r} must be -1 (all) or a number of layers")
-    return n
-
-
-def _place(chosen: tuple[Device, ...], n_layer: int, n_gpu_layers: int) -> Placement:
-    """Spread the last `n_gpu_layers` layers evenly over the devices; the rest, and the input, stay on the CPU."""
-    cpu = cpu_device()
-    n_off = n_layer + 1 if n_gpu_layers == -1 else min(n_gpu_layers, n_layer + 1)
-    first = n_layer + 1 - n_off
-    homes = [cpu if i < first else chosen[(i - first) * len(chosen) // n_off] for i in range(n_layer + 1)]
-    return Placement(input=cpu, layers=tuple(homes[:n_layer]), output=homes[n_layer])

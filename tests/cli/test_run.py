@@ -16,7 +16,7 @@ from support.tiny_gguf import TinyModel
 from typer.testing import CliRunner
 
 from pykv.cli.app import app
-from pykv.runtime import Context
+from pykv.runtime import Context, Model
 
 MODEL = TinyModel(seed=1)
 TOKENS = vocabulary(MODEL.n_vocab)[0]
@@ -175,6 +175,13 @@ def test_ctrl_c_ends_the_text_and_still_shows_the_figures(path, monkeypatch, at)
         (("-n", "0"), 2, "-n"),
         (("--flash-attn", "perhaps"), 2, "--flash-attn"),
         (("--device", "GPU77"), 2, "no device 'GPU77'"),
+        (("--tensor-split", "1,x"), 2, "--tensor-split 1,x must be numbers"),
+        (("--tensor-split", "1,1"), 2, "a number for each of 1 devices"),
+        (("--override", "3"), 2, "--override 3 must be a layer or a pattern"),
+        (("--override", "99=CPU"), 2, "--override: layer 99 must lie in 0.."),
+        (("--override", "exps=CPU"), 2, "--override: no tensor's name matches 'exps'"),
+        (("--override", "(=CPU"), 2, "--override: '(' is no regular expression"),
+        (("--override", "0=GPU77"), 2, "--override: no device 'GPU77'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -183,6 +190,29 @@ def test_bad_option_is_exit_code_2_without_traceback(path, args, exit_code, word
     assert result.exit_code == exit_code
     assert words in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_placement_options_say_what_the_library_is_told(path, monkeypatch):
+    told = []
+    load = Model.load
+    monkeypatch.setattr(Model, "load", lambda *args, **more: told.append(more) or load(args[0]))
+    options = "--devices CPU,RPC0 -d RPC1 --gpu-layers 3 --tensor-split 3,1.5,0 --override 0-1=CPU --override"
+    assert run(path, *PLAIN, *options.split(), "blk.=[01]=CPU", "--override", "2=CPU", "-n", "1").exit_code == 0
+    assert told == [
+        {
+            "devices": ["CPU", "RPC0", "RPC1"],
+            "n_gpu_layers": 3,
+            "tensor_split": [3.0, 1.5, 0.0],
+            "overrides": {range(2): "CPU", "blk.=[01]": "CPU", 2: "CPU"},
+        }
+    ]
+
+
+def test_a_model_in_parts_says_the_same(path):
+    placed = ("-d", "CPU,CPU", "--tensor-split", "1,2", "--override", "ffn_=CPU", "--no-kv-offload")
+    plain, split = run(path, *PLAIN), run(path, *PLAIN, *placed)
+    assert plain.exit_code == split.exit_code == 0
+    assert split.stdout == plain.stdout != ""
 
 
 def test_empty_prompt_is_an_error(path):

@@ -36,13 +36,12 @@ class IsolatedModel(Model):
     def __init__(
         self,
         path: str | bytes | os.PathLike[str],
-        devices: where.Asked,
-        n_gpu_layers: int,
+        placing: where.Placing,
         progress: Progress | None,
         *,
         repack: bool,
     ) -> None:
-        names = where.named(devices)
+        names, n_gpu_layers, tensor_split, overrides = where.all_named(placing)
         self._file = GGUFFile(path)
         self.path, self.metadata = self._file.path, self._file.metadata
         find_architecture(self.metadata.typed("general.architecture", str))
@@ -54,8 +53,7 @@ class IsolatedModel(Model):
             self.placement = self.link.ask(
                 "load",
                 os.path.abspath(self.path),
-                names,
-                n_gpu_layers,
+                (names, n_gpu_layers, tensor_split, overrides),
                 repack,
                 progress is not None,
                 call_back=progress,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import reduce
 from typing import Any
@@ -11,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from pykv.cells import CellsView, RecurrentView
-from pykv.ggml import connect_rpc
+from pykv.ggml import Device, connect_rpc
 from pykv.isolation import Ref, Service
 from pykv.memory import AttentionPlan
 from pykv.memory.snapshot import Snapshot
 from pykv.runtime.context import Context
 from pykv.runtime.isolated.messages import ContextFacts, DeviceName, PlannedPart, WireBatch
+from pykv.runtime.isolated.where import NamedPlacing
 from pykv.runtime.model import Model
 from pykv.runtime.observe import Observation, Observer
 from pykv.runtime.params import ContextParams
@@ -25,6 +25,10 @@ from pykv.typing import F32Array
 
 _STAY = (Context, Snapshot, Observer, Trace, CellsView, RecurrentView)
 """What has a life of its own, and is known to the program by a number."""
+
+
+def _device(named: str | DeviceName) -> str | Device:
+    return named if isinstance(named, str) else connect_rpc(named.endpoint)[named.index]
 
 
 def main(talk: int, control: int, region: int, parent: int) -> None:
@@ -52,16 +56,18 @@ class Server:
     def load(
         self,
         path: str | bytes,
-        devices: Sequence[str | DeviceName],
-        n_gpu_layers: int,
+        placing: NamedPlacing,
         repack: bool,
         has_progress: bool,
     ) -> Any:
         """Load the model; returns its placement."""
+        devices, n_gpu_layers, tensor_split, overrides = placing
         self._model = Model.load(
             path,
-            [one if isinstance(one, str) else connect_rpc(one.endpoint)[one.index] for one in devices],
+            [_device(one) for one in devices],
             n_gpu_layers,
+            tensor_split,
+            {what: _device(one) for what, one in overrides.items()} if isinstance(overrides, dict) else overrides,
             progress=self._service.call_back if has_progress else None,
             repack=repack,
             isolate=False,

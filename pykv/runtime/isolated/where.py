@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from pykv.errors import ParamError
-from pykv.ggml import Device, cpu_device, devices, find_device
+from pykv.ggml import Device, cpu_device, devices
 from pykv.isolation import is_possible
 from pykv.runtime.isolated.messages import DeviceName
+from pykv.runtime.placing import Overrides, device_named
 
 Isolate = bool | Literal["auto"]
 Asked = Sequence[str | Device] | str | Device | None
+
+Placing = tuple[Asked, int, Sequence[float] | None, Overrides | None]
+"""What `Model.load` is told about devices, in its order."""
+
+NamedPlacing = tuple[list[str | DeviceName], int, Any, Any]
+"""The same with devices by names that mean the same in another process."""
 
 REMOTE = "rpc://"
 _BACKEND = "RPC"
 
 
-def is_isolated(isolate: Isolate, asked: Asked) -> bool:
+def is_isolated(isolate: Isolate, asked: Asked, overrides: Overrides | None = None) -> bool:
     """Return whether a model on these devices gets a process of its own: if so asked, else if one is remote.
 
     Raises
@@ -28,17 +35,21 @@ def is_isolated(isolate: Isolate, asked: Asked) -> bool:
         return isolate
     if not isinstance(isolate, str) or isolate != "auto":
         raise ParamError(f"isolate={isolate!r} must be True, False or 'auto'")
-    return is_possible() and any(_is_remote(one) for one in _chosen(asked))
+    return is_possible() and any(_is_remote(one) for one in (*_chosen(asked), *_overriding(overrides)))
 
 
-def named(asked: Asked) -> list[str | DeviceName]:
-    """Return the devices by names that mean the same in another process.
+def all_named(placing: Placing) -> NamedPlacing:
+    """Return the same with devices by names that mean the same in another process.
 
     Raises
     ------
     ParamError : there is no such device.
     """
-    return [_name(one) for one in _chosen(asked)]
+    asked, n_gpu_layers, tensor_split, overrides = placing
+    names = [_name(one, "devices") for one in _chosen(asked)]
+    if not isinstance(overrides, Mapping):
+        return names, n_gpu_layers, tensor_split, overrides
+    return names, n_gpu_layers, tensor_split, {what: _name(one, "overrides") for what, one in overrides.items()}
 
 
 def titles(names: Sequence[str | DeviceName]) -> tuple[str, ...]:
@@ -63,11 +74,14 @@ def _is_remote(one: object) -> bool:
     return isinstance(one, Device) and one.backend == _BACKEND
 
 
-def _name(one: str | Device) -> str | DeviceName:
-    if isinstance(one, str):
-        if one.lower().startswith(REMOTE):
-            return one
-        one = find_device(one)
+def _overriding(overrides: Overrides | None) -> list[str | Device]:
+    return list(overrides.values()) if isinstance(overrides, Mapping) else []
+
+
+def _name(one: str | Device, argument: str) -> str | DeviceName:
+    if isinstance(one, str) and one.lower().startswith(REMOTE):
+        return one
+    one = device_named(one, argument)
     if one.backend != _BACKEND:
         return one.name
     same = [each for each in devices() if each.backend == _BACKEND and each.description == one.description]
