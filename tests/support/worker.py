@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,10 +17,13 @@ class DeathError(AssertionError):
 
 
 class Worker:
-    """Runs a program of `tests/support` that serves lines; starts it anew after a death."""
+    """Runs a program of `tests/support` that serves lines, with `environment` beside what is set here already.
 
-    def __init__(self, program: Path) -> None:
-        self._program = program
+    It starts it anew after a death.
+    """
+
+    def __init__(self, program: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._program, self._environment = program, {**child_environment(), **(environment or {})}
         self._process: subprocess.Popen[str] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
 
@@ -52,7 +56,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 text=True,
-                env=child_environment(),
+                env=self._environment,
             )
         return self._process
 
