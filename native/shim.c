@@ -131,45 +131,88 @@ ggml_backend_reg_t pykv_rpc_add_server(const char * endpoint) {
 
 // ---- graphs ------------------------------------------------------------------------------------------------------
 
-static bool fits(const struct ggml_tensor * tensor, ggml_backend_dev_t * devices, int n_devices) {
+static bool is_at_multiple(const struct ggml_tensor * tensor, size_t multiple) {
+    const struct ggml_tensor * home = tensor->view_src ? tensor->view_src : tensor;
+    // what has no memory yet will begin at a multiple: allocators keep to the backend's alignment
+    const size_t start = home->buffer ? (uintptr_t) home->data : 0;
+    return (start + tensor->view_offs) % multiple == 0;
+}
+
+bool pykv_takes_offsets(const struct ggml_tensor * node, const struct pykv_offsets * offsets) {
+    if (offsets->multiple <= 1 || offsets->takes_any[node->op]) return true;
+    bool all = is_at_multiple(node, offsets->multiple);
+    for (int j = 0; j < GGML_MAX_SRC; ++j) {
+        all = all && (!node->src[j] || is_at_multiple(node->src[j], offsets->multiple));
+    }
+    return all;
+}
+
+static bool fits(const struct ggml_tensor * tensor, ggml_backend_dev_t * devices, const struct pykv_offsets * offsets,
+                 int n_devices) {
     const struct ggml_tensor * home = tensor->view_src ? tensor->view_src : tensor;
     ggml_backend_buffer_type_t kind = home->buffer ? ggml_backend_buffer_get_type(home->buffer) : NULL;
     for (int i = 0; i < n_devices; ++i) {
         if (kind && !ggml_backend_dev_supports_buft(devices[i], kind)) continue;
-        if (ggml_backend_dev_supports_op(devices[i], tensor)) return true;
+        if (ggml_backend_dev_supports_op(devices[i], tensor) && pykv_takes_offsets(tensor, offsets + i)) return true;
     }
     return false;
 }
 
 // a custom operation is a function of this process that reads through pointers; not every backend says that it has none
-static bool custom_fits(const struct ggml_tensor * node, ggml_backend_dev_t * devices, int n_devices) {
+static bool custom_fits(const struct ggml_tensor * node, ggml_backend_dev_t * devices,
+                        const struct pykv_offsets * offsets, int n_devices) {
     for (int i = 0; i < n_devices; ++i) {
         if (ggml_backend_dev_type(devices[i]) != GGML_BACKEND_DEVICE_TYPE_CPU) continue;
         bool all = true;
-        for (int j = 0; j < GGML_MAX_SRC; ++j) all = all && (!node->src[j] || fits(node->src[j], devices + i, 1));
+        for (int j = 0; j < GGML_MAX_SRC; ++j) {
+            all = all && (!node->src[j] || fits(node->src[j], devices + i, offsets + i, 1));
+        }
         if (all) return true;
     }
     return false;
 }
 
-struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices, int n_devices) {
+struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices,
+                                       const struct pykv_offsets * offsets, int n_devices) {
     const int n_nodes = ggml_graph_n_nodes(graph);
     for (int i = 0; i < n_nodes; ++i) {
         struct ggml_tensor * node = ggml_graph_node(graph, i);
         for (int j = 0; j < GGML_MAX_SRC; ++j) {
-            if (node->src[j] && !fits(node->src[j], devices, n_devices)) return node->src[j];
+            if (node->src[j] && !fits(node->src[j], devices, offsets, n_devices)) return node->src[j];
         }
         const bool is_custom = node->op == GGML_OP_CUSTOM;
-        if (is_custom ? !custom_fits(node, devices, n_devices) : !fits(node, devices, n_devices)) return node;
+        const bool ok = is_custom ? custom_fits(node, devices, offsets, n_devices)
+                                  : fits(node, devices, offsets, n_devices);
+        if (!ok) return node;
     }
     return NULL;
 }
 
-void pykv_sched_pin_custom(ggml_backend_sched_t sched, struct ggml_cgraph * graph, ggml_backend_t cpu) {
+static bool is_view_op(enum ggml_op op) {
+    return op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE || op == GGML_OP_TRANSPOSE;
+}
+
+static bool all_take_offsets(ggml_backend_sched_t sched, const struct ggml_tensor * node,
+                             const struct pykv_offsets * offsets) {
+    const int n_backends = ggml_backend_sched_get_n_backends(sched);
+    for (int i = 0; i < n_backends; ++i) {
+        if (!pykv_takes_offsets(node, offsets + i)) return false;
+    }
+    return true;
+}
+
+void pykv_sched_prepare(ggml_backend_sched_t sched, struct ggml_cgraph * graph, const struct pykv_offsets * offsets) {
+    ggml_backend_t cpu = ggml_backend_sched_get_backend(sched, ggml_backend_sched_get_n_backends(sched) - 1);
     const int n_nodes = ggml_graph_n_nodes(graph);
     for (int i = 0; i < n_nodes; ++i) {
         struct ggml_tensor * node = ggml_graph_node(graph, i);
-        if (node->op == GGML_OP_CUSTOM) ggml_backend_sched_set_tensor_backend(sched, node, cpu);
+        if (is_view_op(node->op)) {
+            // the scheduler leaves a view among whatever is computed around it, and a server ends that is told of a
+            // tensor which another one holds: as a node that does nothing it goes where its data is
+            if (node->view_src && node->view_src->buffer) node->op = GGML_OP_NONE;
+        } else if (node->op == GGML_OP_CUSTOM || !all_take_offsets(sched, node, offsets)) {
+            ggml_backend_sched_set_tensor_backend(sched, node, cpu);
+        }
     }
 }
 

@@ -30,11 +30,20 @@ ggml_backend_buffer_type_t pykv_repack_type(ggml_backend_dev_t device);
 bool pykv_rpc_is_built(void);
 ggml_backend_reg_t pykv_rpc_add_server(const char * endpoint);
 
-// return the first node, or operand of one, that none of the devices can run where its data lies; NULL if all fit
-struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices, int n_devices);
+// at which offsets a backend's operations take their operands: multiples, but for those operations that take any
+struct pykv_offsets {
+    size_t multiple;
+    const bool * takes_any; // by operation
+};
+bool pykv_takes_offsets(const struct ggml_tensor * node, const struct pykv_offsets * offsets);
 
-// make custom operations run on the CPU: ggml might give them to a backend that does not say that it has none
-void pykv_sched_pin_custom(ggml_backend_sched_t sched, struct ggml_cgraph * graph, ggml_backend_t cpu);
+// return the first node, or operand of one, that none of the devices can run where its data lies; NULL if all fit
+struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices,
+                                       const struct pykv_offsets * offsets, int n_devices);
+
+// make ready for several backends, the last one the CPU: it gets custom operations, and those whose operands lie at
+// offsets that another one would die of; and views of stored tensors go where those lie
+void pykv_sched_prepare(ggml_backend_sched_t sched, struct ggml_cgraph * graph, const struct pykv_offsets * offsets);
 
 // hold back Ctrl-C while a batch is computed: it sets *flag instead; false where it is ignored or cannot be held.
 // restore returns whether it came in between

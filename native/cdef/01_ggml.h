@@ -21,6 +21,8 @@ enum ggml_type {
 
 enum ggml_prec { GGML_PREC_DEFAULT = ..., GGML_PREC_F32 = ... };
 
+enum ggml_op { GGML_OP_COUNT = ... };
+
 enum ggml_op_pool { GGML_OP_POOL_MAX = ... };
 
 enum ggml_sort_order { GGML_SORT_ORDER_DESC = ... };
@@ -52,6 +54,7 @@ struct ggml_tensor {
     int64_t ne[4];
     size_t nb[4];
     int32_t flags;
+    struct ggml_tensor * src[...];
     struct ggml_tensor * view_src;
     size_t view_offs;
     void * data;
@@ -69,6 +72,7 @@ size_t ggml_row_size(enum ggml_type type, int64_t ne);
 const char * ggml_type_name(enum ggml_type type);
 bool ggml_is_quantized(enum ggml_type type);
 size_t ggml_nbytes(const struct ggml_tensor * tensor);
+const char * ggml_op_name(enum ggml_op op);
 const char * ggml_op_desc(const struct ggml_tensor * t);
 
 struct ggml_context * ggml_init(struct ggml_init_params params);

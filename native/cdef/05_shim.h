@@ -16,8 +16,14 @@ ggml_backend_buffer_type_t pykv_repack_type(ggml_backend_dev_t device);
 bool pykv_rpc_is_built(void);
 ggml_backend_reg_t pykv_rpc_add_server(const char * endpoint);
 
-struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices, int n_devices);
-void pykv_sched_pin_custom(ggml_backend_sched_t sched, struct ggml_cgraph * graph, ggml_backend_t cpu);
+struct pykv_offsets {
+    size_t multiple;
+    const bool * takes_any;
+};
+bool pykv_takes_offsets(const struct ggml_tensor * node, const struct pykv_offsets * offsets);
+struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices,
+                                       const struct pykv_offsets * offsets, int n_devices);
+void pykv_sched_prepare(ggml_backend_sched_t sched, struct ggml_cgraph * graph, const struct pykv_offsets * offsets);
 
 bool pykv_interrupt_defer(int32_t * flag);
 bool pykv_interrupt_restore(void);

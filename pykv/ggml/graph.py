@@ -9,6 +9,7 @@ from pykv._native import ffi, lib
 from pykv.errors import TensorError, UnsupportedOpError, UseAfterCloseError
 from pykv.ggml.arena import Arena
 from pykv.ggml.device import Device
+from pykv.ggml.limits import misfit, offsets_of
 from pykv.ggml.tensor import Tensor
 
 
@@ -65,12 +66,24 @@ class Graph:
 
         Raises
         ------
-        UnsupportedOpError : names the operation and the operands' types.
+        UnsupportedOpError : names the operation, the operands' types, stored tensors by their names, and the devices.
         """
         pointers = ffi.new("ggml_backend_dev_t[]", [device.ptr for device in devices])
-        node = lib.pykv_graph_misfit(self.ptr, pointers, len(devices))
+        node = lib.pykv_graph_misfit(self.ptr, pointers, offsets_of(devices), len(devices))
         if node != ffi.NULL:
             what = ffi.string(lib.ggml_op_desc(node)).decode()
             name = ffi.string(lib.ggml_get_name(node)).decode(errors="replace")
             where = ", ".join(device.name for device in devices)
-            raise UnsupportedOpError(f"{what} (node {name!r}) cannot run on {where}")
+            raise UnsupportedOpError(
+                f"{what} of {_types(node)} (node {name!r}) cannot run on {where}{misfit(node, devices)}"
+            )
+
+
+def _types(node: Any) -> str:
+    """Return the types of a node's operands and its own; stored tensors by their names too, which tell the layer."""
+    operands = []
+    for one in (operand for operand in node.src if operand != ffi.NULL):
+        home = one.view_src if one.view_src != ffi.NULL else one
+        name = ffi.string(lib.ggml_get_name(home)).decode(errors="replace")
+        operands.append(ffi.string(lib.ggml_type_name(one.type)).decode() + (f" ({name})" if name else ""))
+    return f"{', '.join(operands) or 'nothing'} into {ffi.string(lib.ggml_type_name(node.type)).decode()}"

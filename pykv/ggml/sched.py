@@ -9,6 +9,7 @@ from pykv.errors import AllocError, ComputeCancelled, ComputeError, ParamError, 
 from pykv.ggml.backend import Backend
 from pykv.ggml.grant import Grant
 from pykv.ggml.graph import Graph
+from pykv.ggml.limits import offsets_of
 from pykv.ggml.owner import Owner
 from pykv.ggml.pools import check_room, placing_nbytes, sched_nbytes
 from pykv.ggml.row_index import RowIndex
@@ -108,7 +109,7 @@ class Sched(Owner):
         graph.check_supported(self.devices)
         self.reset()
         if len(self.backends) > 1:
-            lib.pykv_sched_pin_custom(self.ptr, graph.ptr, self.backends[-1].ptr)
+            lib.pykv_sched_prepare(self.ptr, graph.ptr, offsets_of(self.devices))
         return (arena, *reads)
 
     def _check_room(self, graph: Graph, what: str) -> None:

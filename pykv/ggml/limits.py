@@ -1,0 +1,107 @@
+"""What backends cannot do, though they do not say so or end the process over it: one table, with the reasons.
+
+What a backend says itself (`Device.supports_op`) is not repeated here. An operation that meets one of these limits goes
+to the CPU, or where its data lies elsewhere it is refused before anything is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pykv._native import ffi, lib
+from pykv.ggml.device import Device
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One thing that a backend cannot do.
+
+    Attributes
+    ----------
+    backend : its name in ggml's registry.
+    what : what it cannot.
+    reason : why, and what becomes of it.
+    """
+
+    backend: str
+    what: str
+    reason: str
+
+
+ANY_OFFSET: dict[str, frozenset[str]] = {
+    "Vulkan": frozenset(
+        "NONE VIEW RESHAPE PERMUTE TRANSPOSE CONT CPY DUP CONCAT PAD FILL SET_ROWS ADD SUB MUL DIV SCALE CLAMP SQR SQRT "
+        "UNARY GLU NORM RMS_NORM L2_NORM SUM_ROWS MEAN".split()
+    ),
+}
+"""Operations that a backend computes right wherever its operands begin; all others want its alignment.
+
+ggml's Vulkan ends the process over most of those, and turns wrong elements in RoPE.
+"""
+
+LIMITS: tuple[Limit, ...] = (
+    Limit(
+        "Vulkan",
+        f"operands that begin between two multiples of the buffer's alignment, but in {len(ANY_OFFSET['Vulkan'])} "
+        "operations",
+        "storage buffers are bound at multiples of minStorageBufferOffsetAlignment; such an operation runs on the CPU",
+    ),
+    Limit(
+        "Vulkan",
+        "products of strided f32 matrices in more than 11 bits",
+        "they are converted to f16 first: attention without flash over f32 keys is exact to an NMSE of about 1e-7",
+    ),
+    Limit(
+        "Vulkan",
+        "custom operations: fused attention, and the observation of attention",
+        "they are functions of this process over host memory; the cache must lie in it (offload_kqv=False)",
+    ),
+    Limit(
+        "RPC",
+        "custom operations: fused attention, and the observation of attention",
+        "they are functions of this process over host memory; the cache must lie in it (offload_kqv=False)",
+    ),
+    Limit(
+        "RPC",
+        "a view of one server's tensor in a part of a graph that another one computes",
+        "the server would refuse it and the client end; stored tensors' views are kept where those lie",
+    ),
+    Limit("RPC", "outliving its server", "ggml's client ends the process; only another process can contain that"),
+)
+"""The table. Limits that a message names, and those that tests leave a test out for, are found here."""
+
+
+def limits_of(backend: str) -> tuple[Limit, ...]:
+    """Return what a backend cannot do, by its name in ggml's registry."""
+    return tuple(one for one in LIMITS if one.backend == backend)
+
+
+@cache
+def _takes_any(backend: str) -> Any:
+    """Return, for each of ggml's operations, whether it takes operands at any offset."""
+    known = ANY_OFFSET[backend]
+    names = [ffi.string(lib.ggml_op_name(op)).decode() for op in range(lib.GGML_OP_COUNT)]
+    assert known <= set(names), f"operations that ggml has not: {known - set(names)}"
+    return ffi.new("bool[]", [name in known for name in names])
+
+
+@cache
+def offsets_of(devices: tuple[Device, ...]) -> Any:
+    """Return at which offsets each device takes operands, as C wants it."""
+    told = ffi.new("struct pykv_offsets[]", max(1, len(devices)))
+    for one, device in zip(told, devices, strict=False):
+        if device.backend in ANY_OFFSET:
+            one.multiple, one.takes_any = device.buffer_type.alignment, _takes_any(device.backend)
+    return told
+
+
+def misfit(node: Any, devices: Sequence[Device]) -> str:
+    """Return why the devices do not run a node that is none of theirs; empty where they say so themselves."""
+    offsets = offsets_of(tuple(devices))
+    for i, device in enumerate(devices):
+        if device.supports_op(node) and not lib.pykv_takes_offsets(node, offsets + i):
+            return f": {device.name} takes operands at multiples of {device.buffer_type.alignment} bytes"
+    return ""
