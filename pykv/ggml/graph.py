@@ -80,10 +80,11 @@ class Graph:
 
 
 def _types(node: Any) -> str:
-    """Return the types of a node's operands and its own; stored tensors by their names too, which tell the layer."""
+    """Return the types of a node's operands and its own; of stored tensors the names, which tell the layer."""
     operands = []
     for one in (operand for operand in node.src if operand != ffi.NULL):
         home = one.view_src if one.view_src != ffi.NULL else one
         name = ffi.string(lib.ggml_get_name(home)).decode(errors="replace")
-        operands.append(ffi.string(lib.ggml_type_name(one.type)).decode() + (f" ({name})" if name else ""))
+        told = f" ({name})" if home.buffer != ffi.NULL and name else ""
+        operands.append(ffi.string(lib.ggml_type_name(one.type)).decode() + told)
     return f"{', '.join(operands) or 'nothing'} into {ffi.string(lib.ggml_type_name(node.type)).decode()}"

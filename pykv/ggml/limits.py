@@ -31,12 +31,15 @@ class Limit:
     reason: str
 
 
-ANY_OFFSET: dict[str, frozenset[str]] = {
-    "Vulkan": frozenset(
-        "NONE VIEW RESHAPE PERMUTE TRANSPOSE CONT CPY DUP CONCAT PAD FILL SET_ROWS ADD SUB MUL DIV SCALE CLAMP SQR SQRT "
-        "UNARY GLU NORM RMS_NORM L2_NORM SUM_ROWS MEAN".split()
-    ),
-}
+# fmt: off
+_ANY_ON_VULKAN = (
+    "NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "CONT", "CPY", "DUP", "CONCAT", "PAD", "FILL", "SET_ROWS",
+    "ADD", "SUB", "MUL", "DIV", "SCALE", "CLAMP", "SQR", "SQRT", "UNARY", "GLU", "NORM", "RMS_NORM", "L2_NORM",
+    "SUM_ROWS", "MEAN", "OUT_PROD",
+)
+# fmt: on
+
+ANY_OFFSET: dict[str, frozenset[str]] = {"Vulkan": frozenset(_ANY_ON_VULKAN)}
 """Operations that a backend computes right wherever its operands begin; all others want its alignment.
 
 ggml's Vulkan ends the process over most of those, and turns wrong elements in RoPE.

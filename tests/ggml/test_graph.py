@@ -111,8 +111,9 @@ def test_what_no_device_can_run_is_named():
     # the CPU multiplies f32 with f32, or with the type that the first is rounded to
     bench = Bench()
     a, b = bench.put(np.ones((2, 32), np.float32), DType.Q8_0), bench.put(np.ones((2, 32), np.float16))
-    out = ops.mul_mat(bench.nodes, a, b).named("product")
-    with pytest.raises(UnsupportedOpError, match=r"MUL_MAT \(node 'product'\) cannot run on CPU"), bench.computed(out):
+    out = ops.mul_mat(bench.nodes, a.named("weights"), b.named("x")).named("product")
+    told = r"MUL_MAT of q8_0 \(weights\), f16 \(x\) into f32 \(node 'product'\) cannot run on CPU"
+    with pytest.raises(UnsupportedOpError, match=told), bench.computed(out):
         pass
 
 
