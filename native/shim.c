@@ -201,17 +201,37 @@ static bool all_take_offsets(ggml_backend_sched_t sched, const struct ggml_tenso
     return true;
 }
 
-void pykv_sched_prepare(ggml_backend_sched_t sched, struct ggml_cgraph * graph, const struct pykv_offsets * offsets) {
+// The scheduler leaves a view among whatever is computed around it, and a server ends its client when it is told of a
+// tensor that lies elsewhere. A view of stored or given data becomes a node that does nothing and goes where the data
+// is; one of a result moves right behind that.
+static void place_view(ggml_backend_sched_t sched, struct ggml_cgraph * graph, int i, ggml_backend_t cpu) {
+    struct ggml_tensor ** nodes = ggml_graph_nodes(graph);
+    struct ggml_tensor * view = nodes[i], * home = view->view_src;
+    if (home->buffer) {
+        view->op = GGML_OP_NONE;
+    } else if (home->flags & GGML_TENSOR_FLAG_INPUT) {
+        view->op = GGML_OP_NONE;
+        ggml_set_output(home); // the allocator does not count such a view, and would give the memory to others
+        ggml_backend_sched_set_tensor_backend(sched, view, cpu);
+    } else {
+        int j = i - 1;
+        while (j >= 0 && nodes[j] != view->src[0]) --j;
+        if (j < 0) return;
+        memmove(nodes + j + 2, nodes + j + 1, (size_t) (i - j - 1) * sizeof *nodes);
+        nodes[j + 1] = view;
+    }
+}
+
+void pykv_sched_prepare(ggml_backend_sched_t sched, struct ggml_cgraph * graph, const struct pykv_offsets * offsets,
+                        bool among_servers) {
     ggml_backend_t cpu = ggml_backend_sched_get_backend(sched, ggml_backend_sched_get_n_backends(sched) - 1);
     const int n_nodes = ggml_graph_n_nodes(graph);
     for (int i = 0; i < n_nodes; ++i) {
         struct ggml_tensor * node = ggml_graph_node(graph, i);
-        if (is_view_op(node->op)) {
-            // the scheduler leaves a view among whatever is computed around it, and a server ends that is told of a
-            // tensor which another one holds: as a node that does nothing it goes where its data is
-            if (node->view_src && node->view_src->buffer) node->op = GGML_OP_NONE;
-        } else if (node->op == GGML_OP_CUSTOM || !all_take_offsets(sched, node, offsets)) {
+        if (node->op == GGML_OP_CUSTOM || !all_take_offsets(sched, node, offsets)) {
             ggml_backend_sched_set_tensor_backend(sched, node, cpu);
+        } else if (among_servers && is_view_op(node->op) && node->view_src) {
+            place_view(sched, graph, i, cpu);
         }
     }
 }

@@ -42,8 +42,9 @@ struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_
                                        const struct pykv_offsets * offsets, int n_devices);
 
 // make ready for several backends, the last one the CPU: it gets custom operations, and those whose operands lie at
-// offsets that another one would die of; and views of stored tensors go where those lie
-void pykv_sched_prepare(ggml_backend_sched_t sched, struct ggml_cgraph * graph, const struct pykv_offsets * offsets);
+// offsets that another one would die of. Among servers, no view is left to one that has not what it views
+void pykv_sched_prepare(ggml_backend_sched_t sched, struct ggml_cgraph * graph, const struct pykv_offsets * offsets,
+                        bool among_servers);
 
 // hold back Ctrl-C while a batch is computed: it sets *flag instead; false where it is ignored or cannot be held.
 // restore returns whether it came in between

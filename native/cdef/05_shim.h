@@ -23,7 +23,8 @@ struct pykv_offsets {
 bool pykv_takes_offsets(const struct ggml_tensor * node, const struct pykv_offsets * offsets);
 struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices,
                                        const struct pykv_offsets * offsets, int n_devices);
-void pykv_sched_prepare(ggml_backend_sched_t sched, struct ggml_cgraph * graph, const struct pykv_offsets * offsets);
+void pykv_sched_prepare(ggml_backend_sched_t sched, struct ggml_cgraph * graph, const struct pykv_offsets * offsets,
+                        bool among_servers);
 
 bool pykv_interrupt_defer(int32_t * flag);
 bool pykv_interrupt_restore(void);

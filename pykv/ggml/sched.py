@@ -109,7 +109,8 @@ class Sched(Owner):
         graph.check_supported(self.devices)
         self.reset()
         if len(self.backends) > 1:
-            lib.pykv_sched_prepare(self.ptr, graph.ptr, offsets_of(self.devices))
+            among_servers = any(device.backend == "RPC" for device in self.devices)
+            lib.pykv_sched_prepare(self.ptr, graph.ptr, offsets_of(self.devices), among_servers)
         return (arena, *reads)
 
     def _check_room(self, graph: Graph, what: str) -> None:
