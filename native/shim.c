@@ -188,6 +188,44 @@ struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_
     return NULL;
 }
 
+// return the tensor of a memory that an operand is read from, as it lies there or copied; NULL if it is none
+static struct ggml_tensor * stored_behind(struct ggml_tensor * operand) {
+    while (operand) {
+        struct ggml_tensor * home = operand->view_src ? operand->view_src : operand;
+        if (home->buffer) {
+            return ggml_backend_buffer_get_usage(home->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS ? NULL : home;
+        }
+        switch (operand->op) {
+            case GGML_OP_VIEW: case GGML_OP_RESHAPE: case GGML_OP_PERMUTE: case GGML_OP_TRANSPOSE:
+            case GGML_OP_CONT: case GGML_OP_CPY: case GGML_OP_DUP:
+                operand = operand->src[0];
+                break;
+            default:
+                return NULL;
+        }
+    }
+    return NULL;
+}
+
+int pykv_graph_stored_ops(struct ggml_cgraph * graph, struct ggml_tensor ** nodes, struct ggml_tensor ** stored) {
+    const int n_nodes = ggml_graph_n_nodes(graph);
+    int n_found = 0;
+    for (int i = 0; i < n_nodes; ++i) {
+        struct ggml_tensor * node = ggml_graph_node(graph, i);
+        struct ggml_tensor * home = NULL;
+        switch (node->op) {
+            case GGML_OP_SET_ROWS:       home = stored_behind(node);         break;
+            case GGML_OP_FLASH_ATTN_EXT: home = stored_behind(node->src[1]); break;
+            case GGML_OP_MUL_MAT:        home = stored_behind(node->src[0]); break;
+            default:                                                         break;
+        }
+        if (!home) continue;
+        nodes[n_found] = node;
+        stored[n_found++] = home;
+    }
+    return n_found;
+}
+
 static bool is_view_op(enum ggml_op op) {
     return op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE || op == GGML_OP_TRANSPOSE;
 }

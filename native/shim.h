@@ -41,6 +41,10 @@ bool pykv_takes_offsets(const struct ggml_tensor * node, const struct pykv_offse
 struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices,
                                        const struct pykv_offsets * offsets, int n_devices);
 
+// find the nodes that attend to tensors of a memory or write their rows, and the tensor that each is about: K, or what
+// is written. Both arrays have room for all nodes of the graph; returns how many there are
+int pykv_graph_stored_ops(struct ggml_cgraph * graph, struct ggml_tensor ** nodes, struct ggml_tensor ** stored);
+
 // make ready for several backends, the last one the CPU: it gets custom operations, and those whose operands lie at
 // offsets that another one would die of. Among servers, no view is left to one that has not what it views
 void pykv_sched_prepare(ggml_backend_sched_t sched, struct ggml_cgraph * graph, const struct pykv_offsets * offsets,

@@ -118,6 +118,10 @@ class BackendLost(PykvError, ConnectionError):
         self.last_words = last_words
 
 
+class FallbackWarning(RuntimeWarning):
+    """An operation on stored tensors that does not run on the device where they lie; the message names it."""
+
+
 class DownloadError(PykvError, OSError):
     """A model file that could not be fetched or failed its checksum."""
 

@@ -23,6 +23,7 @@ struct pykv_offsets {
 bool pykv_takes_offsets(const struct ggml_tensor * node, const struct pykv_offsets * offsets);
 struct ggml_tensor * pykv_graph_misfit(struct ggml_cgraph * graph, ggml_backend_dev_t * devices,
                                        const struct pykv_offsets * offsets, int n_devices);
+int pykv_graph_stored_ops(struct ggml_cgraph * graph, struct ggml_tensor ** nodes, struct ggml_tensor ** stored);
 void pykv_sched_prepare(ggml_backend_sched_t sched, struct ggml_cgraph * graph, const struct pykv_offsets * offsets,
                         bool among_servers);
 

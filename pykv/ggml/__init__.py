@@ -12,6 +12,7 @@ from pykv.ggml.ops import RopeParams
 from pykv.ggml.repacking import can_repack
 from pykv.ggml.rpc import connect_rpc
 from pykv.ggml.sched import Sched
+from pykv.ggml.stored_ops import MisplacedOp
 from pykv.ggml.tensor import Tensor
 from pykv.ggml.types import DType, from_float, to_float
 
@@ -27,6 +28,7 @@ __all__ = [
     "GraphInput",
     "GraphOutput",
     "HeldInterrupt",
+    "MisplacedOp",
     "RopeParams",
     "Sched",
     "Tensor",

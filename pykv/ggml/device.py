@@ -74,7 +74,8 @@ def _props(ptr: Any) -> Any:
 
 
 @cache
-def _device(ptr: Any) -> Device:
+def device_at(ptr: Any) -> Device:
+    """Return the device of a C pointer."""
     props = _props(ptr)
     registry = lib.ggml_backend_reg_name(lib.ggml_backend_dev_backend_reg(ptr))
     return Device(
@@ -114,7 +115,7 @@ def devices() -> tuple[Device, ...]:
     """Return all devices, in the order of ggml's registry. `connect_rpc` adds to them."""
     if lib.ggml_backend_dev_count() == 0:  # a ggml whose backends are plug-ins
         lib.ggml_backend_load_all_from_path(ffi.NULL)
-    return tuple(_device(lib.ggml_backend_dev_get(i)) for i in range(lib.ggml_backend_dev_count()))
+    return tuple(device_at(lib.ggml_backend_dev_get(i)) for i in range(lib.ggml_backend_dev_count()))
 
 
 def find_device(name: str, argument: str = "devices") -> Device:

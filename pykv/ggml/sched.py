@@ -13,6 +13,7 @@ from pykv.ggml.limits import offsets_of
 from pykv.ggml.owner import Owner
 from pykv.ggml.pools import check_room, placing_nbytes, sched_nbytes
 from pykv.ggml.row_index import RowIndex
+from pykv.ggml.stored_ops import MisplacedOp, stored_ops
 from pykv.typing import AnyArray
 
 MAX_BACKENDS = 16  # ggml-backend.cpp: GGML_SCHED_MAX_BACKENDS
@@ -96,6 +97,27 @@ class Sched(Owner):
             if index.has_data:
                 index.zero()
         self._indices = _writable(graph.arena.indices)
+
+    def misplaced(self, graph: Graph) -> list[MisplacedOp]:
+        """Return the operations on stored tensors that would not run where those lie. Allocates nothing.
+
+        The graph is spoiled, since operands on other devices become copies: build it anew.
+
+        Raises
+        ------
+        UnsupportedOpError : a node runs on none of the backends.
+        AllocError : the memory to find out cannot be had.
+        """
+        self._prepare(graph)
+        self._check_room(graph, "a graph")
+        ops = stored_ops(graph)
+        graph.arena.grant = Grant(self)
+        lib.ggml_backend_sched_split_graph(self.ptr, graph.ptr)
+        homes = [lib.ggml_backend_sched_get_tensor_backend(self.ptr, op.node) for op in ops]
+        by_ptr = {backend.ptr: backend.device for backend in self.backends}
+        self.reset()
+        placed = ((op, by_ptr[home]) for op, home in zip(ops, homes, strict=True) if home != ffi.NULL)
+        return [MisplacedOp(op.name, op.stored, op.dtype, op.device, on) for op, on in placed if on != op.device]
 
     def _prepare(self, graph: Graph) -> tuple[Owner, ...]:
         """Check a graph and drop the one before; return what it reads."""

@@ -144,9 +144,13 @@ def _rows(single: dict[int, _Times]) -> AttentionPath:
 
 
 def _transpose_from(single: dict[int, _Times], rows: AttentionPath, n_cells: int) -> int | None:
-    """Return the least depth at which one token is faster over transposed V, 0 if no other path runs."""
+    """Return the least depth at which one token is faster over transposed V, 0 if no other path runs.
+
+    Where none runs at all, as with quantised V that a device cannot read, V stays in rows: the CPU attends, and whoever
+    makes the context is warned.
+    """
     if single[DEPTHS[0]][rows] == NEVER:
-        return 0
+        return 0 if single[DEPTHS[0]].get(AttentionPath.GROUPED, NEVER) < NEVER else None
     for depth, times in single.items():
         if depth <= n_cells and times.get(AttentionPath.GROUPED, NEVER) < WORTH_IT * times.get(rows, NEVER):
             return depth

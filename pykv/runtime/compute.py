@@ -12,7 +12,7 @@ from typing import Any
 
 from pykv.batch import UBatch
 from pykv.errors import AllocError
-from pykv.ggml import Arena, Backend, Graph, GraphInput, GraphOutput, Sched, Tensor, ops
+from pykv.ggml import Arena, Backend, Graph, GraphInput, GraphOutput, MisplacedOp, Sched, Tensor, ops
 from pykv.ggml.owner import Owner
 from pykv.memory import AttentionPath, AttentionPlan, MassWatch, Memory
 from pykv.memory.attention import MANY_TOKENS
@@ -89,6 +89,20 @@ class Compute:
         host = self._sched.backends[-1]
         if self._sched.nbytes_on(host) > host.device.memory_free:
             raise AllocError(f"{purpose}: {self._sched.nbytes_on(host)} bytes of compute buffers are more than is free")
+
+    def misplaced(self, n_tokens: int) -> list[MisplacedOp]:
+        """Return the operations on stored tensors that run on another device than where those lie.
+
+        Of single tokens and of `n_tokens`. Drops the graph at hand.
+        """
+        if len(self._backends) == 1:
+            return []
+        self._built = None
+        found: dict[MisplacedOp, None] = {}
+        for n in (self._memory.n_stream, n_tokens):
+            for shape in self._largest(n, n, ()):
+                found |= dict.fromkeys(self._sched.misplaced(self._build(shape).graph))
+        return list(found)
 
     def _largest(self, n_tokens: int, n_outputs: int, watches: Sequence[MassWatch]) -> Iterator[GraphShape]:
         """Yield the shapes of which one needs the most memory; a smaller one may, where it takes another path."""

@@ -19,6 +19,7 @@ from pykv.memory import AttentionMass, AttentionPlan, Memory, MemoryContext, mak
 from pykv.memory.attention_choice import AttentionInUse
 from pykv.memory.kinds import has_states
 from pykv.runtime.compute import Compute
+from pykv.runtime.fallbacks import warn_of_fallbacks
 from pykv.runtime.memory_layout import attention_choice, kv_places, memory_settings
 from pykv.runtime.observe import Observer, SeenCells, Watched, watched_by
 from pykv.runtime.outputs import Outputs
@@ -69,6 +70,7 @@ class Context(SavedStates):
         try:
             self._compute = self._make_compute()
             self._reserve(())
+            warn_of_fallbacks(self._compute.misplaced(min(self.params.n_ctx, self.params.n_ubatch)))
         except BaseException:
             self.memory.close()
             raise
