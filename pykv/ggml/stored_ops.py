@@ -40,14 +40,20 @@ class MisplacedOp:
     runs_on: Device
 
 
+def home_of(buffer: Any) -> Device | None:
+    """Return the device whose memory a C buffer is, None for host memory that is no device's."""
+    ptr = lib.ggml_backend_buft_get_device(lib.ggml_backend_buffer_get_type(buffer))
+    return None if ptr == ffi.NULL else device_at(ptr)
+
+
 def stored_ops(graph: Graph) -> list[StoredOp]:
     """Return the operations on stored tensors that lie elsewhere than in host memory."""
     nodes, stored = (ffi.new("struct ggml_tensor *[]", graph.n_nodes) for _ in range(2))
     found = []
     for i in range(lib.pykv_graph_stored_ops(graph.ptr, nodes, stored)):
-        device = lib.ggml_backend_buft_get_device(lib.ggml_backend_buffer_get_type(stored[i].buffer))
-        if device != ffi.NULL and device_at(device).kind != "cpu":
+        device = home_of(stored[i].buffer)
+        if device is not None and device.kind != "cpu":
             name = ffi.string(lib.ggml_op_desc(nodes[i])).decode().lower()
             label = ffi.string(lib.ggml_get_name(stored[i])).decode(errors="replace")
-            found.append(StoredOp(nodes[i], name, label, DType(stored[i].type), device_at(device)))
+            found.append(StoredOp(nodes[i], name, label, DType(stored[i].type), device))
     return found
