@@ -25,8 +25,8 @@ TINY = TinyModel(seed=85, n_layer=5, is_tied=False)
 EXACT = {"n_ctx": 256, "n_threads": 1, "type_k": "f32", "type_v": "f32", "attention": "matmul"}
 
 SAME = 1e-4
-"""NMSE against the CPU with f32 throughout: llvmpipe multiplies f32 matrices by way of f16, which alone makes 3.8e-5, with
-all layers there; 9e-6 where GGML_VK_DISABLE_F16 is set. A row read from the wrong place makes more than 0.1."""
+"""NMSE against the CPU with f32 throughout. llvmpipe multiplies f32 matrices by way of f16, which makes 3.8e-5 with all
+layers there, or 9e-6 where GGML_VK_DISABLE_F16 is set; a row read from the wrong place makes more than 0.1."""
 
 
 @pytest.fixture(scope="module")
