@@ -84,7 +84,17 @@ class ComputeCancelled(PykvError, RuntimeError):
 
 
 class UnsupportedOpError(PykvError, NotImplementedError):
-    """No backend at hand can run an operation of the graph."""
+    """No backend at hand can run an operation of the graph.
+
+    Attributes
+    ----------
+    limit : the limit of a backend that was met, by its name in `pykv.ggml.limits`; None where the backend says itself
+        that it has no such operation.
+    """
+
+    def __init__(self, message: str, *, limit: str | None = None) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class TensorError(PykvError, ValueError):

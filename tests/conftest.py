@@ -24,23 +24,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.fixture(scope="session", autouse=True)
-def devices_in_use(pytestconfig: pytest.Config) -> Iterator[None]:
-    """Run on the devices of ``--device``, and two servers on loopback while one of them is an RPC device."""
-    names = str(pytestconfig.getoption("device")).split(",")
+def pytest_configure(config: pytest.Config) -> None:
+    """Run on the devices of ``--device``, with a server on loopback for each RPC device among them."""
+    names = str(config.getoption("device")).split(",")
     if names == ["CPU"]:
-        yield
         return
+    from support.not_on import NotOn
     from support.on_device import running_on
 
     from pykv.ggml import connect_rpc
 
-    with ExitStack() as stack:
-        for name in names:
-            if name.startswith("RPC"):
-                connect_rpc(stack.enter_context(rpc_server(n_devices=1)).endpoint)
-        stack.enter_context(running_on(names))
-        yield
+    stack = ExitStack()
+    config.add_cleanup(stack.close)
+    for name in names:
+        if name.startswith("RPC"):
+            connect_rpc(stack.enter_context(rpc_server(n_devices=1)).endpoint)
+    stack.enter_context(running_on(names))
+    config.pluginmanager.register(NotOn())
 
 
 @pytest.fixture(scope="session", autouse=True)

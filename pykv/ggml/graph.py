@@ -9,7 +9,7 @@ from pykv._native import ffi, lib
 from pykv.errors import TensorError, UnsupportedOpError, UseAfterCloseError
 from pykv.ggml.arena import Arena
 from pykv.ggml.device import Device
-from pykv.ggml.limits import misfit, offsets_of
+from pykv.ggml.limits import limit_met, offsets_of
 from pykv.ggml.tensor import Tensor
 
 
@@ -74,8 +74,9 @@ class Graph:
             what = ffi.string(lib.ggml_op_desc(node)).decode()
             name = ffi.string(lib.ggml_get_name(node)).decode(errors="replace")
             where = ", ".join(device.name for device in devices)
+            limit, how = limit_met(node, devices)
             raise UnsupportedOpError(
-                f"{what} of {_types(node)} (node {name!r}) cannot run on {where}{misfit(node, devices)}"
+                f"{what} of {_types(node)} (node {name!r}) cannot run on {where}{how}", limit=limit or None
             )
 
 

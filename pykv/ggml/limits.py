@@ -22,11 +22,13 @@ class Limit:
     Attributes
     ----------
     backend : its name in ggml's registry.
+    name : a word for it, which `UnsupportedOpError.limit` repeats.
     what : what it cannot.
     reason : why, and what becomes of it.
     """
 
     backend: str
+    name: str
     what: str
     reason: str
 
@@ -45,34 +47,35 @@ ANY_OFFSET: dict[str, frozenset[str]] = {"Vulkan": frozenset(_ANY_ON_VULKAN)}
 ggml's Vulkan ends the process over most of those, and turns wrong elements in RoPE.
 """
 
+_CUSTOM = (
+    "custom",
+    "custom operations: fused attention, and the observation of attention",
+    "they are functions of this process over host memory; the cache must lie in it (offload_kqv=False)",
+)
+
 LIMITS: tuple[Limit, ...] = (
     Limit(
         "Vulkan",
-        f"operands that begin between two multiples of the buffer's alignment, but in {len(ANY_OFFSET['Vulkan'])} "
-        "operations",
+        "offsets",
+        f"operands that begin between two multiples of the buffer's alignment, but in {len(_ANY_ON_VULKAN)} operations",
         "storage buffers are bound at multiples of minStorageBufferOffsetAlignment; such an operation runs on the CPU",
     ),
     Limit(
         "Vulkan",
+        "products",
         "products of strided f32 matrices in more than 11 bits",
         "they are converted to f16 first: attention without flash over f32 keys is exact to an NMSE of about 1e-7",
     ),
-    Limit(
-        "Vulkan",
-        "custom operations: fused attention, and the observation of attention",
-        "they are functions of this process over host memory; the cache must lie in it (offload_kqv=False)",
-    ),
+    Limit("Vulkan", *_CUSTOM),
+    Limit("CUDA", *_CUSTOM),
+    Limit("RPC", *_CUSTOM),
     Limit(
         "RPC",
-        "custom operations: fused attention, and the observation of attention",
-        "they are functions of this process over host memory; the cache must lie in it (offload_kqv=False)",
-    ),
-    Limit(
-        "RPC",
+        "views",
         "a view of one server's tensor in a part of a graph that another one computes",
-        "the server would refuse it and the client end; stored tensors' views are kept where those lie",
+        "the server would refuse it and the client end; views are kept where what they view lies",
     ),
-    Limit("RPC", "outliving its server", "ggml's client ends the process; only another process can contain that"),
+    Limit("RPC", "loss", "outliving its server", "ggml's client ends the process; only another one can contain that"),
 )
 """The table. Limits that a message names, and those that tests leave a test out for, are found here."""
 
@@ -101,10 +104,18 @@ def offsets_of(devices: tuple[Device, ...]) -> Any:
     return told
 
 
-def misfit(node: Any, devices: Sequence[Device]) -> str:
-    """Return why the devices do not run a node that is none of theirs; empty where they say so themselves."""
+def limit_met(node: Any, devices: Sequence[Device]) -> tuple[str, str]:
+    """Return the name of the limit that a node which none of the devices runs has met, and how; else two empty texts.
+
+    Empty means that the backends say themselves what they cannot.
+    """
+    if ffi.string(lib.ggml_op_desc(node)) == b"CUSTOM":
+        for device in devices:
+            for one in limits_of(device.backend):
+                if one.name == "custom":
+                    return one.name, f": {device.name} has no {one.what}; {one.reason}"
     offsets = offsets_of(tuple(devices))
     for i, device in enumerate(devices):
         if device.supports_op(node) and not lib.pykv_takes_offsets(node, offsets + i):
-            return f": {device.name} takes operands at multiples of {device.buffer_type.alignment} bytes"
-    return ""
+            return "offsets", f": {device.name} takes operands at multiples of {device.buffer_type.alignment} bytes"
+    return "", ""

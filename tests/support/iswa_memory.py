@@ -7,12 +7,15 @@ from typing import Any
 
 from support.cell_state import state
 from support.kv_scene import Token, store_positions
+from support.not_on import bound
 
 from pykv.cells import SwaType, Window
 from pykv.ggml import RopeParams
 from pykv.memory import ISWACache, KVCache, KVSettings, LayerSpec, MemorySpec
 
-NEAR = 1e-5
+NEAR = bound(1e-5, 2e-3)
+"""How far outputs may be off; with products rounded to f16 at most 6.2e-4 was measured."""
+
 FULL, SWA = LayerSpec(1, 8, 4, RopeParams(8)), LayerSpec(1, 8, 4, RopeParams(4, "neox", freq_base=500.0), is_swa=True)
 LAYERS = (FULL, SWA, SWA, FULL)
 
