@@ -129,6 +129,15 @@ ggml_backend_reg_t pykv_rpc_add_server(const char * endpoint) {
     return add ? add(endpoint) : NULL;
 }
 
+typedef void (*rpc_serve_fn)(const char *, const char *, size_t, size_t, ggml_backend_dev_t *);
+
+void pykv_rpc_serve(const char * endpoint, const char * cache, size_t n_threads, size_t n_devices,
+                    ggml_backend_dev_t * devices) {
+    ggml_backend_reg_t rpc = ggml_backend_reg_by_name("RPC");
+    void * serve = rpc ? ggml_backend_reg_get_proc_address(rpc, "ggml_backend_rpc_start_server") : NULL;
+    if (serve) ((rpc_serve_fn) serve)(endpoint, cache, n_threads, n_devices, devices);
+}
+
 // ---- graphs ------------------------------------------------------------------------------------------------------
 
 static bool is_at_multiple(const struct ggml_tensor * tensor, size_t multiple) {

@@ -29,6 +29,9 @@ ggml_backend_buffer_type_t pykv_repack_type(ggml_backend_dev_t device);
 // whether this ggml has the RPC backend; the devices of a server, NULL where there is no backend or no connection
 bool pykv_rpc_is_built(void);
 ggml_backend_reg_t pykv_rpc_add_server(const char * endpoint);
+// lend devices to one client after the other, for good; returns only where the endpoint cannot be listened on
+void pykv_rpc_serve(const char * endpoint, const char * cache, size_t n_threads, size_t n_devices,
+                    ggml_backend_dev_t * devices);
 
 // at which offsets a backend's operations take their operands: multiples, but for those operations that take any
 struct pykv_offsets {

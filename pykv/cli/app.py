@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pykv import __version__
-from pykv.cli import demo, devices, inspect, pull, replay, run, state
+from pykv.cli import demo, devices, inspect, pull, replay, rpc_server, run, state
 from pykv.cli.failure import FriendlyGroup
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ for _name, _module in (
     ("run", run),
     ("demo", demo),
     ("replay", replay),
+    ("rpc-server", rpc_server),
 ):
     app.command(_name, epilog=f"Example: {_module.EXAMPLE}")(_module.command)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,9 +34,9 @@ def notes() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def write_json(record: Mapping[str, object]) -> None:
-    """Write one JSON object, on one line, to stdout."""
-    sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
+def write_json(record: Mapping[str, object], stream: TextIO | None = None) -> None:
+    """Write one JSON object, on one line, to stdout or another stream."""
+    (stream or sys.stdout).write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def finite(value: float) -> float | None:

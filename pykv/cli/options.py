@@ -37,6 +37,15 @@ Devices = Annotated[
         rich_help_panel=MEMORY_PANEL,
     ),
 ]
+RPC = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rpc",
+        metavar="HOST:PORT",
+        help="The devices of a pykv rpc-server, beside those of --device; several as there.",
+        rich_help_panel=MEMORY_PANEL,
+    ),
+]
 GPULayers = Annotated[
     int,
     typer.Option(
@@ -77,7 +86,11 @@ OffloadKQV = Annotated[
 
 
 def placement(
-    devices: Sequence[str] | None, n_gpu_layers: int, tensor_split: str | None, overrides: Sequence[str] | None
+    devices: Sequence[str] | None,
+    n_gpu_layers: int,
+    tensor_split: str | None,
+    overrides: Sequence[str] | None,
+    rpc: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Return what these options mean to `Model.load`.
 
@@ -85,13 +98,18 @@ def placement(
     ------
     ParamError : one that cannot be read.
     """
-    names = None if devices is None else [name.strip() for given in devices for name in given.split(",")]
+    names = [*listed(devices), *(f"rpc://{endpoint}" for endpoint in listed(rpc))]
     return {
-        "devices": names,
+        "devices": names or None,
         "n_gpu_layers": n_gpu_layers,
         "tensor_split": None if tensor_split is None else _shares(tensor_split),
         "overrides": dict(map(_override, overrides or ())),
     }
+
+
+def listed(given: Sequence[str] | None) -> list[str]:
+    """Return the elements of an option that is repeated, or has commas between them."""
+    return [one.strip() for text in given or () for one in text.split(",")]
 
 
 def _shares(text: str) -> list[float]:

@@ -95,6 +95,7 @@ def command(
     n_gpu_layers: options.GPULayers = -1,
     tensor_split: options.TensorSplit = None,
     overrides: options.Override = None,
+    rpc: options.RPC = None,
     n_threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
@@ -110,7 +111,7 @@ def command(
     text = sys.stdin.read() if prompt == "-" else prompt
     import pykv
 
-    placement = options.placement(devices, n_gpu_layers, tensor_split, overrides)
+    placement = options.placement(devices, n_gpu_layers, tensor_split, overrides, rpc)
     with pykv.Model.load(model_path(model), **placement) as loaded:
         tokens = _prompt_tokens(loaded, text, system, chat)
         n_cells = min(DEFAULT_N_CTX, loaded.hparams.n_ctx_train) if n_ctx is None else n_ctx

@@ -10,7 +10,8 @@ from pykv.ggml.graph_input import GraphInput, GraphOutput
 from pykv.ggml.interrupt import HeldInterrupt
 from pykv.ggml.ops import RopeParams
 from pykv.ggml.repacking import can_repack
-from pykv.ggml.rpc import connect_rpc
+from pykv.ggml.rpc import connect_rpc, is_remote, remote_devices
+from pykv.ggml.rpc_server import RPCServer
 from pykv.ggml.sched import Sched
 from pykv.ggml.stored_ops import MisplacedOp
 from pykv.ggml.tensor import Tensor
@@ -29,6 +30,7 @@ __all__ = [
     "GraphOutput",
     "HeldInterrupt",
     "MisplacedOp",
+    "RPCServer",
     "RopeParams",
     "Sched",
     "Tensor",
@@ -38,6 +40,8 @@ __all__ = [
     "devices",
     "find_device",
     "from_float",
+    "is_remote",
+    "remote_devices",
     "to_float",
     "usable_cores",
 ]

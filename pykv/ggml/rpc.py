@@ -61,6 +61,33 @@ def connect_rpc(endpoint: str, timeout: float = 5.0) -> tuple[Device, ...]:
     return _connected(endpoint)
 
 
+REMOTE = "rpc://"
+"""How the names of remote devices begin."""
+
+
+def is_remote(name: object) -> bool:
+    """Return whether this is the name of devices of an RPC server: "rpc://host:port", or one: "rpc://host:port/0"."""
+    return isinstance(name, str) and name.lower().startswith(REMOTE)
+
+
+def remote_devices(name: str) -> tuple[Device, ...]:
+    """Return the devices that a remote name stands for, connecting to their server where that has not been done.
+
+    Raises
+    ------
+    ParamError : see `connect_rpc`; or the server has no device of that number.
+    """
+    endpoint, is_one, number = name[len(REMOTE) :].partition("/")
+    if is_one and not number.isdecimal():
+        raise ParamError(f"devices: {name!r} must be rpc://host:port, or rpc://host:port/N for its device N")
+    found = connect_rpc(endpoint)
+    if not is_one:
+        return found
+    if int(number) >= len(found):
+        raise ParamError(f"devices: {name!r}: the server has {len(found)} devices, the first is 0")
+    return (found[int(number)],)
+
+
 def _connected(endpoint: str) -> tuple[Device, ...]:
     return tuple(device for device in devices() if device.backend == "RPC" and device.description == endpoint)
 

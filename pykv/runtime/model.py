@@ -66,7 +66,8 @@ class Model:
 
         Parameters
         ----------
-        devices : names, such as ``["CUDA0"]``; None = all GPUs if there are any, else the CPU.
+        devices : names, such as ``["CUDA0"]``, or ``["rpc://host:port"]`` for all that an RPC server lends and
+            ``["rpc://host:port/0"]`` for its first; None = all GPUs if there are any, else the CPU.
         n_gpu_layers : layers that go to the devices, from the last one down, the output counting as one; -1 = all.
         tensor_split : how much of them each device takes, such as ``[3, 1]``; None = all the same.
         overrides : what lies elsewhere: a layer or a range of layers → device, such as ``{3: "CPU"}``, with K and V;

@@ -15,7 +15,7 @@ from math import isfinite
 from numbers import Real
 
 from pykv.errors import ParamError
-from pykv.ggml import Device, cpu_device, devices, find_device
+from pykv.ggml import Device, cpu_device, devices, find_device, is_remote, remote_devices
 from pykv.models import Placement, TensorRule
 from pykv.typing import as_int
 
@@ -104,10 +104,17 @@ def _chosen(asked: object) -> tuple[Device, ...]:
     named = (asked,) if isinstance(asked, (str, Device)) else asked
     if not isinstance(named, Iterable):
         raise ParamError(f"devices={asked!r} must be the name of a device, or several in a list")
-    chosen = tuple(device_named(name, "devices") for name in named)
+    chosen = tuple(device for name in named for device in _devices_named(name))
     if not chosen:
         raise ParamError("devices=[] must name at least one device")
     return chosen
+
+
+def _devices_named(name: object) -> tuple[Device, ...]:
+    """Return what an element of `devices` stands for: one device, or all of a server."""
+    if isinstance(name, str) and is_remote(name):
+        return remote_devices(name)
+    return (device_named(name, "devices"),)
 
 
 def device_named(named: object, argument: str) -> Device:
@@ -121,7 +128,12 @@ def device_named(named: object, argument: str) -> Device:
         return named
     if not isinstance(named, str):
         raise ParamError(f"{argument}: {named!r} must be the name of a device, such as 'CUDA0'")
-    return find_device(named, argument)
+    if not is_remote(named):
+        return find_device(named, argument)
+    found = remote_devices(named)
+    if len(found) > 1:
+        raise ParamError(f"{argument}: {named!r} has {len(found)} devices; name one of them: {named}/0")
+    return found[0]
 
 
 def _shares(asked: object, n_devices: int) -> tuple[Fraction, ...]:

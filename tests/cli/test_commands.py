@@ -19,7 +19,7 @@ from pykv import cli, errors
 from pykv.cli import devices, failure
 from pykv.cli.app import app
 
-COMMANDS = ("pull", "devices", "inspect", "run", "demo", "replay", "state")
+COMMANDS = ("pull", "devices", "inspect", "run", "demo", "replay", "rpc-server", "state")
 
 
 def pykv_(*args: str):

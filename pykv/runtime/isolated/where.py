@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pykv.errors import ParamError
-from pykv.ggml import Device, cpu_device, devices
+from pykv.ggml import Device, cpu_device, devices, is_remote
 from pykv.isolation import is_possible
 from pykv.runtime.isolated.messages import DeviceName
 from pykv.runtime.placing import Overrides, device_named
@@ -20,7 +20,6 @@ Placing = tuple[Asked, int, Sequence[float] | None, Overrides | None]
 NamedPlacing = tuple[list[str | DeviceName], int, Any, Any]
 """The same with devices by names that mean the same in another process."""
 
-REMOTE = "rpc://"
 _BACKEND = "RPC"
 
 
@@ -66,10 +65,10 @@ def _chosen(asked: Asked) -> list[str | Device]:
 
 
 def _is_remote(one: object) -> bool:
+    if is_remote(one):
+        return True
     if isinstance(one, str):
         known = {device.name.lower(): device for device in devices()}
-        if one.lower().startswith(REMOTE):
-            return True
         one = known.get(one.lower())
     return isinstance(one, Device) and one.backend == _BACKEND
 
@@ -79,7 +78,7 @@ def _overriding(overrides: Overrides | None) -> list[str | Device]:
 
 
 def _name(one: str | Device, argument: str) -> str | DeviceName:
-    if isinstance(one, str) and one.lower().startswith(REMOTE):
+    if isinstance(one, str) and is_remote(one):
         return one
     one = device_named(one, argument)
     if one.backend != _BACKEND:
