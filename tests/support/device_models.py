@@ -18,5 +18,5 @@ def meet(endpoints: Sequence[str]) -> list[str]:
 
 @cache
 def model_on(path: str, device: str) -> pykv.Model:
-    """Return a model whose layers all lie on one device, as they are in the file."""
-    return pykv.Model.load(path, [device], repack=False)
+    """Return a model whose layers all lie on one device, as they are in the file, held in this process."""
+    return pykv.Model.load(path, [device], repack=False, isolate=False)
