@@ -113,6 +113,15 @@ ggml_backend_buffer_type_t pykv_repack_type(ggml_backend_dev_t device) {
     return NULL;
 }
 
+// ---- features ----------------------------------------------------------------------------------------------------
+
+const struct ggml_backend_feature * pykv_features(ggml_backend_dev_t device) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
+    ggml_backend_get_features_t get = (ggml_backend_get_features_t) ggml_backend_reg_get_proc_address(
+        reg, "ggml_backend_get_features");
+    return get ? get(reg) : NULL;
+}
+
 // ---- RPC ---------------------------------------------------------------------------------------------------------
 
 typedef ggml_backend_reg_t (*rpc_add_server_fn)(const char *);

@@ -26,6 +26,9 @@ void pykv_threadpool_free(ggml_backend_t backend, void * pool);
 // the memory in which a device lays matrices out anew for its products; NULL where there is none
 ggml_backend_buffer_type_t pykv_repack_type(ggml_backend_dev_t device);
 
+// what the backend of a device was built with or found here, up to an entry without a name; NULL where it does not say
+const struct ggml_backend_feature * pykv_features(ggml_backend_dev_t device);
+
 // whether this ggml has the RPC backend; the devices of a server, NULL where there is no backend or no connection
 bool pykv_rpc_is_built(void);
 ggml_backend_reg_t pykv_rpc_add_server(const char * endpoint);

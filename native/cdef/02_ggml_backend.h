@@ -38,6 +38,11 @@ struct ggml_backend_dev_props {
     ...;
 };
 
+struct ggml_backend_feature {
+    const char * name;
+    const char * value;
+};
+
 const char * ggml_backend_buft_name(ggml_backend_buffer_type_t buft);
 ggml_backend_buffer_t ggml_backend_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size);
 size_t ggml_backend_buft_get_alignment(ggml_backend_buffer_type_t buft);

@@ -13,6 +13,8 @@ void pykv_threadpool_free(ggml_backend_t backend, void * pool);
 
 ggml_backend_buffer_type_t pykv_repack_type(ggml_backend_dev_t device);
 
+const struct ggml_backend_feature * pykv_features(ggml_backend_dev_t device);
+
 bool pykv_rpc_is_built(void);
 ggml_backend_reg_t pykv_rpc_add_server(const char * endpoint);
 void pykv_rpc_serve(const char * endpoint, const char * cache, size_t n_threads, size_t n_devices,

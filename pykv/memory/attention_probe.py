@@ -61,9 +61,9 @@ def measured_choice(device: Device, n_threads: int, shape: ProbeShape, may_fuse:
     """
     started = time.perf_counter()
     paths = [path for path in AttentionPath if may_fuse or path is not AttentionPath.FUSED]
-    with _opened(device, n_threads, shape) as bench:
-        single = _single(bench, shape.n_cells, paths)
-        many = _many(bench, shape.n_cells, paths)
+    bench = _Bench(device, n_threads, shape)
+    single = _single(bench, shape.n_cells, paths)
+    many = _many(bench, shape.n_cells, paths)
     rows, prompts = _rows(single), many[MANY_DEPTHS[0]]
     least = min((path for path in prompts if path is not AttentionPath.FUSED), key=lambda path: prompts[path])
     plan = AttentionPlan(least, _transpose_from(single, rows, shape.n_cells), rows, _fuse_from(many))
@@ -81,11 +81,11 @@ def measured_choice(device: Device, n_threads: int, shape: ProbeShape, may_fuse:
 
 
 @contextmanager
-def _opened(device: Device, n_threads: int, shape: ProbeShape) -> Iterator[_Bench]:
+def _opened(device: Device, n_threads: int) -> Iterator[list[Backend]]:
     devices = (device,) if device.kind == "cpu" else (device, cpu_device())
     backends = [Backend(each, n_threads) for each in devices]
     try:
-        yield _Bench(device, backends, shape)
+        yield backends
     finally:
         for backend in backends:
             backend.close()
@@ -169,8 +169,8 @@ def _listed_many(many: dict[int, _Times], shape: ProbeShape) -> str:
 class _Bench:
     """Runs one layer of attention over made-up cells."""
 
-    def __init__(self, device: Device, backends: list[Backend], shape: ProbeShape) -> None:
-        self._device, self._backends, self._shape = device, backends, shape
+    def __init__(self, device: Device, n_threads: int, shape: ProbeShape) -> None:
+        self._device, self._n_threads, self._shape = device, n_threads, shape
 
     def seconds(self, path: AttentionPath, v_trans: bool, n_tokens: int, n_kv: int) -> float:
         """Return the least seconds that a layer took, infinity where the path does not run."""
@@ -191,9 +191,13 @@ class _Bench:
         out = attend(arena, path, q.tensor, kv, mask.tensor, AttentionParams(1.0))
         graph.expand(out.as_output())
         graph.check_supported((self._device,))
-        with Buffer.allocate(stored, self._device.buffer_type, "attention probe") as buffer:
+        # note: a backend must not outlive what it has computed over; llvmpipe's died at the next graph where it did
+        with (
+            Buffer.allocate(stored, self._device.buffer_type, "attention probe") as buffer,
+            _opened(self._device, self._n_threads) as backends,
+        ):
             buffer.mark_weights()  # holds the computation on this device
-            with Sched(self._backends, arena.graph_size, [buffer, arena]) as sched:
+            with Sched(backends, arena.graph_size, [buffer, arena]) as sched:
                 sched.allocate(graph)
                 return min(self._round(sched, graph, (q, mask)) for _ in range(N_ROUNDS))
 
