@@ -5,6 +5,7 @@ from pykv.ggml.arena import Arena
 from pykv.ggml.backend import Backend, CancelFlag, usable_cores
 from pykv.ggml.buffer import Buffer, BufferType
 from pykv.ggml.device import Device, cpu_device, devices, find_device
+from pykv.ggml.features import DeviceFeatures, device_features
 from pykv.ggml.graph import Graph
 from pykv.ggml.graph_input import GraphInput, GraphOutput
 from pykv.ggml.interrupt import HeldInterrupt
@@ -25,6 +26,7 @@ __all__ = [
     "CancelFlag",
     "DType",
     "Device",
+    "DeviceFeatures",
     "Graph",
     "GraphInput",
     "GraphOutput",
@@ -37,6 +39,7 @@ __all__ = [
     "can_repack",
     "connect_rpc",
     "cpu_device",
+    "device_features",
     "devices",
     "find_device",
     "from_float",

@@ -33,13 +33,14 @@ def device_features(device: Device) -> DeviceFeatures:
     props = ffi.new("struct ggml_backend_dev_props *")
     lib.ggml_backend_dev_get_props(device.ptr, props)
     caps = props.caps
-    return DeviceFeatures(getattr(caps, "async"), caps.host_buffer, caps.buffer_from_host_ptr, caps.events, _build(device))
+    is_async = getattr(caps, "async")  # the name is a word of Python's
+    return DeviceFeatures(is_async, caps.host_buffer, caps.buffer_from_host_ptr, caps.events, _build(device))
 
 
 def _build(device: Device) -> dict[str, str]:
     found: dict[str, str] = {}
     feature = lib.pykv_features(device.ptr)
-    while feature != ffi.NULL and feature.name != ffi.NULL:
+    while feature and feature.name:
         found[ffi.string(feature.name).decode()] = ffi.string(feature.value).decode()
         feature += 1
     return found

@@ -3,6 +3,7 @@
 from pykv.memory.attention import AttentionPath, AttentionPlan
 from pykv.memory.attention_mass import AttentionMass, MassWatch
 from pykv.memory.base import Memory, MemoryContext, UpdateStatus
+from pykv.memory.device_support import KVSupport, device_support
 from pykv.memory.hybrid import HybridMemory
 from pykv.memory.iswa import ISWACache
 from pykv.memory.kinds import MemoryPlan, MemorySettings, make_memory, memory_plan
@@ -30,6 +31,7 @@ __all__ = [
     "KVPlan",
     "KVSettings",
     "KVShape",
+    "KVSupport",
     "LayerSpec",
     "MassWatch",
     "Memory",
@@ -43,6 +45,7 @@ __all__ = [
     "StateImage",
     "StateSpec",
     "UpdateStatus",
+    "device_support",
     "make_memory",
     "memory_plan",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from support.twin import TOKENS
 
 import pykv
 from pykv.errors import FallbackWarning
-from pykv.ggml import connect_rpc
+from pykv.ggml import connect_rpc, find_device
+from pykv.memory import KV_TYPES, device_support
 
 pytestmark = pytest.mark.backend
 
@@ -96,6 +98,28 @@ def test_k_and_v_lie_with_their_layer(names: list[str], path: Path) -> None:
         assert sorted(model.plan(**EXACT).nbytes_per_buffer_type) == ["CPU", "Vulkan0"]
     with pykv.Model.load(path, **placed) as model, model.context(**EXACT, offload_kqv=False) as context:
         assert all(context.memory.tensors(il)[0].owner.is_host for il in range(5))
+
+
+@pytest.mark.parametrize("attention", ["flash", "matmul"])
+@pytest.mark.parametrize("type_k", [kind.label for kind in KV_TYPES])
+def test_what_a_device_says_to_take_it_takes(type_k: str, attention: str, names: list[str], path: Path) -> None:
+    """A context warns of exactly those operations that the device does not take."""
+    type_v = "f16" if attention == "matmul" and type_k not in ("f32", "f16", "bf16") else type_k
+    head = TINY.head_dim
+    takes = {one.dtype.label: one for one in device_support(find_device("Vulkan0")) if one.head_k == one.head_v == head}
+    with warnings.catch_warnings(record=True) as told, pykv.Model.load(path, "Vulkan0", isolate=False) as model:
+        warnings.simplefilter("always")
+        model.context(n_ctx=256, n_threads=1, type_k=type_k, type_v=type_v, attention=attention).close()
+    found = {str(one.message).split()[0] for one in told if one.category is FallbackWarning}
+    op = "flash_attn_ext" if attention == "flash" else "mul_mat"
+    assert (op in found) is not getattr(takes[type_k], attention)
+    assert ("set_rows" in found) is not takes[type_k].set_rows
+
+
+def test_the_attention_probe_died_on_llvmpipe(names: list[str], path: Path) -> None:
+    with pykv.Model.load(path, "Vulkan0", isolate=False) as model, model.context(n_ctx=1024, n_threads=1) as context:
+        assert "measured at 1024 cells: flash" in context.attention_path.reason
+        context.decode(pykv.Batch(TOKENS[:70], logits="last"))
 
 
 def test_attention_away_from_its_cache_is_a_warning(names: list[str], path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import pykv
-from pykv import cli, errors
+from pykv import cli, errors, memory
 from pykv.cli import devices, failure
 from pykv.cli.app import app
 
@@ -180,11 +181,32 @@ def test_devices_lists_the_cpu():
     result = pykv_("devices")
     assert result.exit_code == 0
     assert "CPU" in result.output
+    assert "wraps host memory" in result.output
+    line = next(line for line in result.output.splitlines() if "iq4_nl" in line)
+    assert [cell.strip() for cell in line.strip("│").split("│")] == ["iq4_nl", *["all heads"] * 4]
+
+
+def test_devices_names_the_heads_that_one_takes(monkeypatch):
+    def of_some(device):
+        return [replace(one, flash=one.head_k < 80, matmul=False, shift=one.head_k > 500) for one in real(device)]
+
+    real = memory.device_support
+    monkeypatch.setattr(memory, "device_support", of_some)
+    line = next(line for line in pykv_("devices").output.splitlines() if "f16" in line)
+    assert [cell.strip() for cell in line.strip("│").split("│")] == [
+        "f16", "32, 40, 64, 72", "no", "all heads", "512, 576/512",
+    ]  # fmt: skip
 
 
 def test_devices_as_json_has_an_object_a_line():
     records = [json.loads(line) for line in pykv_("devices", "--json").stdout.splitlines()]
     cpu = next(record for record in records if record["kind"] == "cpu")
-    assert set(cpu) == {"name", "kind", "description", "memory_free", "memory_total"}
+    about = {"name", "kind", "description", "memory_free", "memory_total", "buffer_type"}
+    assert set(cpu) == about | {"features", "kv_support"}
     assert 0 < cpu["memory_free"] <= cpu["memory_total"]
+    assert cpu["buffer_type"] == "CPU"
+    assert cpu["features"]["wraps_host_memory"] is True
+    assert cpu["features"]["build"]
+    wide = {"dtype": "iq4_nl", "head_k": 576, "head_v": 512}
+    assert wide | dict.fromkeys(("flash", "matmul", "set_rows", "shift"), True) in cpu["kv_support"]
     assert devices.EXAMPLE == "pykv devices --json"
