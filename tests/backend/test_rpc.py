@@ -436,7 +436,7 @@ def test_a_client_that_closes_nothing_ends_well(server: Server, path: str) -> No
     code = f"""
         import pykv, pykv.ggml
         pykv.ggml.connect_rpc({server.endpoint!r})
-        ctx = pykv.Model.load({path!r}).context(n_ctx=256)
+        ctx = pykv.Model.load({path!r}, isolate=False).context(n_ctx=256)
         ctx.decode(pykv.Batch([1, 2, 3]))
         print(ctx.logits.shape)
     """

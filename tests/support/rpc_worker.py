@@ -39,7 +39,7 @@ def logits(
     context = {"n_ctx": 256, "n_threads": 1, **context}
     told: list[tuple[int, int]] = []
     with (
-        pykv.Model.load(path, devices, n_gpu_layers, progress=lambda *done: told.append(done)) as model,
+        pykv.Model.load(path, devices, n_gpu_layers, progress=lambda *done: told.append(done), isolate=False) as model,
         model.context(**context) as ctx,
     ):
 
@@ -146,7 +146,7 @@ def turn_v(path: str, device: str, tokens: Sequence[int]) -> dict[str, Any]:
     """Return the stored V of the last layer: in rows, turned, and turned back."""
     import pykv
 
-    with pykv.Model.load(path, [device]) as model, model.context(n_ctx=256, flash_attn=True) as ctx:
+    with pykv.Model.load(path, [device], isolate=False) as model, model.context(n_ctx=256, flash_attn=True) as ctx:
         ctx.decode(pykv.Batch(tokens))
         v = ctx.memory.tensors(model.hparams.n_layer - 1)[1]
         told = {"rows": v.numpy().ravel().tolist()}
@@ -160,7 +160,7 @@ def in_turns(path: str, device: str, tokens: Sequence[int]) -> dict[str, Any]:
     """Feed the tokens to one context forwards and to another one backwards, token by token in turns."""
     import pykv
 
-    with pykv.Model.load(path, [device]) as model:
+    with pykv.Model.load(path, [device], isolate=False) as model:
         contexts = [model.context(n_ctx=256, flash_attn=True) for _ in range(2)]
         rows: list[list[Any]] = [[], []]
         for pair in zip(tokens, reversed(tokens), strict=True):
@@ -177,7 +177,7 @@ def restored(path: str, device: str, tokens: Sequence[int], on: str, context: di
     """Go on twice from a snapshot; tell what was said and the bytes of the snapshot."""
     import pykv
 
-    with pykv.Model.load(path, [device]) as model, model.context(n_threads=1, **context) as ctx:
+    with pykv.Model.load(path, [device], isolate=False) as model, model.context(n_threads=1, **context) as ctx:
 
         def say() -> list[str]:
             rows = []
@@ -222,7 +222,7 @@ def lose_server(path: str, device: str, server_pid: int) -> None:
     """Decode on a device whose server has just died."""
     import pykv
 
-    with pykv.Model.load(path, [device]) as model, model.context(n_ctx=256, flash_attn=True) as ctx:
+    with pykv.Model.load(path, [device], isolate=False) as model, model.context(n_ctx=256, flash_attn=True) as ctx:
         ctx.decode(pykv.Batch([1, 2, 3]))
         os.kill(server_pid, signal.SIGKILL)
         for token in range(10):  # the first may still fit into the socket
