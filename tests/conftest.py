@@ -53,6 +53,15 @@ def ctrl_c_is_heard() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def models_are_isolated() -> None:
+    """With PYKV_TEST_ISOLATE=1 every model that a test loads without a word on it gets a process of its own."""
+    if os.environ.get("PYKV_TEST_ISOLATE") == "1":
+        from pykv.runtime import Model
+
+        Model.load.__func__.__kwdefaults__["isolate"] = True  # type: ignore[attr-defined]
+
+
 def _real_model(variable: str, name: str) -> Path:
     """Return the file that the environment names, else the one `pykv pull` left; fail, never skip."""
     if given := os.environ.get(variable):

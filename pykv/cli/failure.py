@@ -44,6 +44,11 @@ _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
         "",
         "take a smaller --ctx, or --type-k q8_0 --type-v q8_0; pykv inspect shows what each needs",
     ),
+    (
+        errors.BackendLost,
+        "",
+        "pykv devices lists those that answer; run it again on these, or with --device CPU in this machine's memory",
+    ),
     (errors.ChatTemplateError, "", "send the text as it is: --raw"),
     (errors.TraceError, "cannot be read", "check the path"),
     (errors.TraceError, "reads version", "run it with the pykv that recorded it; the first line names its version"),

@@ -95,6 +95,7 @@ def test_main_reports_what_is_missing(monkeypatch, capsys):
     [
         (errors.GGUFError("x.gguf: not a GGUF file"), 1, "pykv pull"),
         (errors.AllocError("KV buffer of 3 GiB"), 1, "--type-k q8_0"),
+        (errors.BackendLost("the process has ended"), 1, "with --device CPU"),
         (errors.ContextLengthExceeded("9 tokens"), 1, "--ctx"),
         (errors.ChatTemplateError("no [template]"), 1, "--raw"),
         (errors.ParamError("type_k=q9"), 2, None),

@@ -432,3 +432,16 @@ def test_a_python_that_cannot_be_started(path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(pykv.errors.ParamError, match="isolate=True: needs a Python that can be started anew"):
         pykv.Model.load(path, "CPU", isolate=True)
+
+
+@pytest.mark.parametrize("devices", ["nowhere", ["CPU", 5], 5, []])
+def test_devices_that_are_none_are_refused_as_ever(path: Path, devices: object) -> None:
+    told = []
+    for isolate in (True, False):
+        with pytest.raises(pykv.errors.ParamError) as caught:
+            pykv.Model.load(path, devices, isolate=isolate)  # type: ignore[arg-type]
+        told.append(str(caught.value))
+    if devices == 5:
+        assert told[0] == "devices: 5 must be the name of a device, such as 'CUDA0'"
+    else:
+        assert told[0] == told[1]

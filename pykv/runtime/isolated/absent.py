@@ -51,7 +51,6 @@ MEMORY: Mapping[str, str] = {
     "release": _GUARD,
     "settings": "context.params has them",
     "snapshot_layout": _TENSORS,
-    "spec": _TENSORS,
     "state_image": _STATES,
     "state_layouts": _STATES,
     "state_parts": _STATES,

@@ -25,6 +25,7 @@ class IsolatedMemory(RemoteObject):
 
     Attributes
     ----------
+    spec : what it knows of the model.
     n_cells : tokens that one stream can hold.
     n_stream : separate runs of cells.
     n_seq_max : sequences.
@@ -32,6 +33,7 @@ class IsolatedMemory(RemoteObject):
 
     def __init__(self, link: Link, context: Ref, facts: ContextFacts) -> None:
         self.home, self.ref = link, context  # it lives as long as the context, which lets go of both
+        self.spec = facts.spec
         self.n_cells, self.n_stream, self.n_seq_max = facts.n_cells, facts.n_stream, facts.n_seq_max
         self._use = threading.Lock()
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pykv.batch import Batch
-from pykv.memory import AttentionPlan
+from pykv.memory import AttentionPlan, MemorySpec
 from pykv.runtime.params import ResolvedParams
 
 
@@ -38,10 +38,16 @@ class PlannedPart:
 
 @dataclass(frozen=True)
 class ContextFacts:
-    """What does not change of a context."""
+    """What does not change of a context.
+
+    Attributes
+    ----------
+    spec : what its memory knows of the model; factors of rotations stay where the model is.
+    """
 
     params: ResolvedParams
     attention: AttentionPlan
+    spec: MemorySpec
     n_cells: int
     n_stream: int
     n_seq_max: int

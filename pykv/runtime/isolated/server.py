@@ -87,7 +87,8 @@ class Server:
         assert self._model is not None, "loaded first"
         made = ServedContext(self._model, params, attention, self._service)
         memory = made.memory
-        facts = ContextFacts(made.params, made.attention, memory.n_cells, memory.n_stream, memory.n_seq_max)
+        sizes = memory.n_cells, memory.n_stream, memory.n_seq_max
+        facts = ContextFacts(made.params, made.attention, memory.spec, *sizes)
         return self._given(made), facts
 
     def decode(self, number: int, *parts: Any) -> tuple[int, bytes]:

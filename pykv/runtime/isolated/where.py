@@ -59,9 +59,9 @@ def titles(names: Sequence[str | DeviceName]) -> tuple[str, ...]:
 def _chosen(asked: Asked) -> list[str | Device]:
     if asked is None:
         return [one for one in devices() if one.is_gpu] or [cpu_device()]
-    if isinstance(asked, (str, Device)):
-        return [asked]
-    return list(asked) if isinstance(asked, Iterable) else []
+    if isinstance(asked, (str, Device)) or not isinstance(asked, Iterable):
+        return [asked]  # what is no device is refused where it is named
+    return list(asked)
 
 
 def _is_remote(one: object) -> bool:

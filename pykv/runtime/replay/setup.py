@@ -67,7 +67,8 @@ def open_run(header: TraceHeader, changes: Changes, model: ModelPath | None, n_t
     device = find_device(changes.device) if changes.device is not None else _recorded_device(header)
     path = changes.model or model
     owner: Model | StandIn
-    owner = StandIn(header.model.shape, device) if path is None else Model.load(path, device.name)
+    # in this process, whatever the device: what the parts of a memory hold is compared too
+    owner = StandIn(header.model.shape, device) if path is None else Model.load(path, device.name, isolate=False)
     try:
         # a stand-in offers to a context what a model does
         context = Context(cast("Model", owner), params, _attention(header, changes, params.type_v))

@@ -1,0 +1,81 @@
+"""Time single tokens of a model in a process of its own and of one in this process, token by token in turns.
+
+    python benchmarks/isolation.py [--model FILE] [--threads 1 2] [--rounds 300]
+
+A token is made into a batch, decoded, and the most likely next one is looked up: what a program's loop does. Prints one
+line of JSON a number of threads: medians in ms, and what isolation adds to a token, in percent, as the median over
+rounds of the ratio of two neighbours; besides, what the same costs where there is nothing to compute: a position that
+is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from statistics import median
+
+from peer import machine, model_path
+
+import pykv
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="GGUF file; default PYKV_TEST_SMOLLM2 or the pulled SmolLM2")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads that compute (default 1 2)")
+    parser.add_argument("--rounds", type=int, default=300, help="tokens of each side (default 300)")
+    parser.add_argument("--attention", default="fused", choices=["fused", "flash", "matmul"])
+    return parser.parse_args()
+
+
+def step(ctx: pykv.Context) -> float:
+    """Decode one token; return the ms that it took."""
+    begin = time.perf_counter()
+    ctx.decode(pykv.Batch([200]))
+    ctx.logits[-1].argmax()
+    return (time.perf_counter() - begin) * 1e3
+
+
+def question(ctx: pykv.Context) -> float:
+    """Ask for a position; return the ms that it took."""
+    begin = time.perf_counter()
+    ctx.memory.pos_max(0)
+    return (time.perf_counter() - begin) * 1e3
+
+
+def measure(here: pykv.Context, there: pykv.Context, rounds: int) -> dict[str, float]:
+    """Let both sides take turns, each first in every other round."""
+    times: dict[str, list[float]] = {"here": [], "there": [], "ask": []}
+    for i in range(rounds + 20):
+        for name, ctx in (("here", here), ("there", there))[:: 1 if i % 2 else -1]:
+            times[name].append(step(ctx))
+        times["ask"].append(question(there))
+        if i % 100 == 99:  # the same depth on both sides, and never a deep one
+            here.memory.clear()
+            there.memory.clear()
+    warm = {name: values[20:] for name, values in times.items()}
+    ratio = median(a / b for a, b in zip(warm["there"], warm["here"], strict=True))
+    return {
+        "in this process, ms": round(median(warm["here"]), 3),
+        "isolated, ms": round(median(warm["there"]), 3),
+        "added %": round(100 * (ratio - 1), 2),
+        "a question, ms": round(median(warm["ask"]), 3),
+    }
+
+
+def main() -> None:
+    args = arguments()
+    path = model_path(args.model)
+    with (
+        pykv.Model.load(path, "CPU", isolate=False) as here,
+        pykv.Model.load(path, "CPU", isolate=True) as there,
+    ):
+        for n in args.threads:
+            params = {"n_ctx": 512, "n_threads": n, "attention": args.attention}
+            with here.context(**params) as one, there.context(**params) as other:
+                print(json.dumps({"threads": n, **measure(one, other, args.rounds), **machine()}))
+
+
+if __name__ == "__main__":
+    main()
