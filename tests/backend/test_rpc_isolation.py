@@ -157,6 +157,34 @@ def test_a_server_that_is_killed(path: str, tmp_path: Path, when: str) -> None:
     assert uses == ["lost"] * 3
 
 
+def test_servers_that_this_process_has_never_spoken_to(path: str, tmp_path: Path) -> None:
+    """Only the process of the model connects, so that nothing stands between a server and its next client."""
+    with rpc_server(1) as one, rpc_server(1) as other:
+        told = run(
+            path,
+            tmp_path,
+            """
+specs = ["rpc://" + endpoint for endpoint, _ in servers]
+from pykv.ggml import devices
+with pykv.Model.load(path, "CPU") as model, model.context(**PARAMS) as context:
+    expected = greedy(context, begin(context), 4)
+for _ in range(2):
+    with pykv.Model.load(path, specs) as model, model.context(**PARAMS) as context:
+        said = greedy(context, begin(context), 4)
+model = pykv.Model.load(path, specs)
+end(1)
+try:
+    greedy(model.context(**PARAMS), 1, 50)
+except BackendLost as error:
+    lost = list(error.devices)
+print(json.dumps([said == expected, [one.backend for one in devices()].count("RPC"), lost == specs]))
+""",
+            one,
+            other,
+        )
+    assert told == [True, 0, True]
+
+
 def test_one_of_two_servers_is_killed(path: str, tmp_path: Path) -> None:
     """The other one takes over."""
     with rpc_server(1) as one, rpc_server(1) as other:
