@@ -9,6 +9,7 @@ from pykv.ggml.features import DeviceFeatures, device_features
 from pykv.ggml.graph import Graph
 from pykv.ggml.graph_input import GraphInput, GraphOutput
 from pykv.ggml.interrupt import HeldInterrupt
+from pykv.ggml.limits import takes_pieces
 from pykv.ggml.ops import RopeParams
 from pykv.ggml.repacking import can_repack
 from pykv.ggml.rpc import connect_rpc, is_remote, remote_devices
@@ -45,6 +46,7 @@ __all__ = [
     "from_float",
     "is_remote",
     "remote_devices",
+    "takes_pieces",
     "to_float",
     "usable_cores",
 ]

@@ -57,6 +57,12 @@ class Device:
         return BufferType(lib.ggml_backend_dev_buffer_type(self.ptr))
 
     @property
+    def host_buffer_type(self) -> BufferType | None:
+        """Memory of the host from and to which the device copies fastest, None where it has none of its own."""
+        ptr = lib.ggml_backend_dev_host_buffer_type(self.ptr)
+        return None if ptr == ffi.NULL else BufferType(ptr)
+
+    @property
     def repack_type(self) -> BufferType | None:
         """Memory that lays matrices out anew for faster products, None where the device has none."""
         ptr = lib.pykv_repack_type(self.ptr)

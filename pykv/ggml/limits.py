@@ -75,6 +75,10 @@ LIMITS: tuple[Limit, ...] = (
         "a view of one server's tensor in a part of a graph that another one computes",
         "the server would refuse it and the client end; views are kept where what they view lies",
     ),
+    *(
+        Limit(backend, "pieces", "parts of weights", "matrices are laid out anew as they arrive; they are sent whole")
+        for backend in ("OpenCL", "CANN")
+    ),
     Limit("RPC", "loss", "outliving its server", "ggml's client ends the process; only another one can contain that"),
 )
 """The table. Limits that a message names, and those that tests leave a test out for, are found here."""
@@ -83,6 +87,11 @@ LIMITS: tuple[Limit, ...] = (
 def limits_of(backend: str) -> tuple[Limit, ...]:
     """Return what a backend cannot do, by its name in ggml's registry."""
     return tuple(one for one in LIMITS if one.backend == backend)
+
+
+def takes_pieces(device: Device) -> bool:
+    """Return whether a tensor may be filled piece by piece."""
+    return all(one.name != "pieces" for one in limits_of(device.backend))
 
 
 @cache

@@ -184,7 +184,7 @@ def grouped(arena: Arena, q: Tensor, kv: KVView, mask: Tensor, params: Attention
     head_v, n_head_kv, n_kv = _head_v(kv), kv.k.ne[1], kv.k.ne[2]
     weights = attention_weights(arena, q, kv.k, mask, params)
     rows = ops.reshape(arena, weights, n_kv, n * (n_head // n_head_kv), n_head_kv, n_stream)
-    out = ops.mul_mat(arena, _v_by_channel(arena, kv), rows)  # [Dv, n_rows, Hk, S]
+    out = ops.mul_mat(arena, _v_by_channel(arena, kv), rows, f32_accumulate=True)  # [Dv, n_rows, Hk, S]
     out = ops.reshape(arena, out, head_v, n, n_head, n_stream)
     if n > 1:
         out = ops.cont(arena, ops.permute(arena, out, 0, 2, 1, 3))

@@ -6,12 +6,9 @@ the device has faster products in another layout or type are laid out anew, if t
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-
-import numpy as np
 
 from pykv.errors import GGUFError
 from pykv.ggml import Arena, Buffer, Device, DType, Tensor, can_repack
@@ -20,6 +17,7 @@ from pykv.ggml.owner import Owner
 from pykv.gguf import GGUFFile, TensorInfo
 from pykv.models import widening
 from pykv.models.placement import Placement
+from pykv.models.uploading import upload
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -158,7 +156,7 @@ class Weights:
                     buffer.place(tensor, info.offset)
             else:
                 buffer = self._allocate(arena, home)
-                for n_bytes in _copied(buffer, taken, mapped):
+                for n_bytes in upload(buffer, taken, mapped, device):
                     done += n_bytes
                     if progress is not None:
                         progress(done, total)
@@ -180,28 +178,6 @@ def _has_room(file: GGUFFile, placement: Placement) -> bool:
     # beside another device the CPU lends it its weights for long prompts, and these must lie as they are in the file
     n_bytes = file.nbytes * widening.GROWTH
     return all(device.kind == "cpu" and n_bytes <= device.memory_free for device in placement.devices)
-
-
-def _copied(buffer: Buffer, taken: list[tuple[Tensor, TensorInfo]], mapped: mmap.mmap) -> Iterator[int]:
-    """Fill tensors from the file; yields the bytes of each when it is done."""
-    source = np.frombuffer(mapped, np.uint8)
-    for tensor, info in taken:
-        data = source[info.offset : info.offset + info.nbytes]
-        if tensor.dtype != info.dtype:
-            wide = np.empty(tensor.nbytes, np.uint8)
-            widening.widen(data, wide)
-            data = wide
-        buffer.adopt(tensor).set(data)
-        _forget(mapped, info)
-        yield info.nbytes
-
-
-def _forget(mapped: mmap.mmap, info: TensorInfo) -> None:
-    """Let go of the pages of a tensor that has been copied: it would count twice otherwise."""
-    first = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-    n_bytes = (info.offset + info.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
-    if n_bytes > 0 and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED, first, n_bytes)
 
 
 @dataclass(frozen=True)

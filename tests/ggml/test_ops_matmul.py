@@ -70,6 +70,14 @@ def test_a_permuted_cache_view_as_the_first():
     assert np.allclose(run(build, k, q)[0], expect, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_sums_in_f32_are_what_the_cpu_makes_anyway(kind: type) -> None:
+    """So that asking for them, for other devices' sake, leaves rows comparable with llama.cpp's to the bit."""
+    a, b = normal(64, 4096).astype(kind), normal(7, 4096)
+    asked = run(lambda c, x, y: ops.mul_mat(c, x, y, f32_accumulate=True), a, b)
+    assert np.array_equal(asked, run(ops.mul_mat, a, b))
+
+
 @pytest.fixture
 def arena() -> Arena:
     return Arena(32)

@@ -14,9 +14,9 @@ from support.tiny_gguf import TinyModel
 from support.twin import EXACT, TOKENS, Twin
 
 import pykv
-from pykv.errors import GGUFError
-from pykv.ggml import Device, cpu_device
-from pykv.models import Placement
+from pykv.errors import AllocError, GGUFError
+from pykv.ggml import Arena, Buffer, BufferType, Device, cpu_device
+from pykv.models import Placement, uploading
 
 TINY = TinyModel(seed=60)
 UNTIED = TinyModel(seed=61, is_tied=False, has_bias=True)
@@ -95,6 +95,56 @@ def test_uploaded_weights_give_the_rows_of_mapped_ones(
     assert len(totals) == 1
     assert done[-1] == totals.pop()
     assert len(told) >= len(tiny.weights())
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_weights_sent_in_pieces_are_those_of_the_file(
+    is_staged: bool, write_tiny: Callable[[TinyModel], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces that end amid rows and pages, by way of a device's host memory or straight from the file."""
+    path, told = write_tiny(UNTIED), []
+    host = cpu_device().buffer_type if is_staged else None
+    monkeypatch.setattr(Device, "host_buffer_type", property(lambda device: host))
+    monkeypatch.setattr(uploading, "PIECE", 10_001)
+    with pykv.Model.load(path) as mapped:
+        expected = logits(mapped)
+    with pykv.Model.load(path, copying(), progress=lambda done, total: told.append(done)) as uploaded:
+        assert np.array_equal(logits(uploaded), expected)
+    assert max(np.diff([0, *told[:-1]])) == 10_001  # the last is what stays mapped
+
+
+def test_host_memory_that_cannot_be_had_is_done_without(
+    write_tiny: Callable[[TinyModel], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate = Buffer.allocate
+
+    def scarce(arena: Arena, kind: BufferType, purpose: str) -> Buffer:
+        if "staging" in purpose:
+            raise AllocError(purpose)
+        return allocate(arena, kind, purpose)
+
+    monkeypatch.setattr(Device, "host_buffer_type", property(lambda device: cpu_device().buffer_type))
+    monkeypatch.setattr(Buffer, "allocate", scarce)
+    path = write_tiny(UNTIED)
+    with pykv.Model.load(path, copying()) as uploaded, pykv.Model.load(path) as mapped:
+        assert np.array_equal(logits(uploaded), logits(mapped))
+
+
+def test_an_upload_holds_no_second_copy_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is mapped grows by a piece or two, though single tensors are as large as ten."""
+    path = TinyModel(seed=63, n_layer=1, n_ff=20_000).write(tmp_path / "a.gguf")
+    monkeypatch.setattr(uploading, "PIECE", 2**20)
+    held = []
+    with pykv.Model.load(path, copying(), progress=lambda done, total: held.append((done, mapped_bytes()))):
+        pass
+    assert held[-1][0] > 25 * 2**20
+    assert max(n for _, n in held) - held[0][1] < 4 * 2**20
+
+
+def mapped_bytes() -> int:
+    """Return the bytes of files that are in this process's memory."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile"))
+    return int(line.split()[1]) * 1024
 
 
 def test_progress_of_mapped_weights_is_told_once(write_tiny: Callable[[TinyModel], Path]) -> None:
