@@ -25,7 +25,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Run on the devices of ``--device``, with a server on loopback for each RPC device among them."""
+    """Run on the devices of ``--device``, with a server on loopback for each RPC device among them.
+
+    With PYKV_TEST_ISOLATE=1 models live in processes of their own.
+    """
+    if os.environ.get("PYKV_TEST_ISOLATE") == "1":
+        from support.isolated_suite import IsolatedSuite
+
+        config.pluginmanager.register(IsolatedSuite())
     names = str(config.getoption("device")).split(",")
     if names == ["CPU"]:
         return
@@ -51,15 +58,6 @@ def ctrl_c_is_heard() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def models_are_isolated() -> None:
-    """With PYKV_TEST_ISOLATE=1 every model that a test loads without a word on it gets a process of its own."""
-    if os.environ.get("PYKV_TEST_ISOLATE") == "1":
-        from pykv.runtime import Model
-
-        Model.load.__func__.__kwdefaults__["isolate"] = True  # type: ignore[attr-defined]
 
 
 def _real_model(variable: str, name: str) -> Path:

@@ -90,11 +90,6 @@ class Channel:
         """Let each wait raise `TimeoutError`, an `OSError`, after so long; None = wait without end."""
         self._sock.settimeout(seconds)
 
-    def close(self) -> None:
-        """Let the other side see the end."""
-        self._sock.close()
-        self.region.close()
-
     def _send_large(self, array: AnyArray) -> None:
         self._say(array.size)
         room = min(array.size, PIECE)
