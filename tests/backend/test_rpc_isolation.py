@@ -326,3 +326,27 @@ LAST
         )
         assert process.returncode == -signal.SIGKILL
         assert run(path, tmp_path, body.replace("LAST", "print(json.dumps(context.memory.pos_max(0)))"), server) == 39
+
+
+def test_the_command_line_says_in_two_lines_that_a_server_is_lost(path: str) -> None:
+    command = python_command("-c", "from pykv.cli import main; main()")
+    asked = ["run", "-m", path, "-p", "a b c", "-n", "240", "--raw", "--temp", "1", "-c", "256"]
+    with rpc_server() as server:
+        process = subprocess.Popen(
+            [*command, *asked, "--rpc", server.endpoint],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=child_environment(),
+        )
+        with process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.read(1)  # it has begun to answer
+            server.process.kill()
+            said = process.stderr.read().splitlines()
+            assert process.wait(timeout=60) == 1
+    assert [line for line in said if "Traceback" in line] == []
+    (error,) = [i for i, line in enumerate(said) if line.startswith("pykv: error: the process that computed on rpc://")]
+    assert server.endpoint in said[error]
+    assert said[error + 1].lstrip().startswith("next: pykv devices")
