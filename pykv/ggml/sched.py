@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pykv._native import ffi, lib
 from pykv.errors import AllocError, ComputeCancelled, ComputeError, ParamError, TensorError
 from pykv.ggml.backend import Backend
+from pykv.ggml.buffer import BufferType
 from pykv.ggml.grant import Grant
 from pykv.ggml.graph import Graph
 from pykv.ggml.limits import offsets_of
@@ -44,7 +45,8 @@ class Sched(Owner):
         # note: ggml counts nodes and leaves in one table of this size and ends the process when it is full
         n_tensors = 2 * graph_size
         check_room(sched_nbytes(n_tensors, len(self.backends)), f"a scheduler for graphs of {graph_size} nodes")
-        ptr = lib.ggml_backend_sched_new(pointers, ffi.NULL, len(self.backends), n_tensors, False, True)
+        kinds = ffi.new("ggml_backend_buffer_type_t[]", [kind.ptr for kind in _compute_memory(self.backends)])
+        ptr = lib.ggml_backend_sched_new(pointers, kinds, len(self.backends), n_tensors, False, True)
         if ptr == ffi.NULL:
             raise AllocError(f"no scheduler for graphs of {graph_size} nodes")
         self._own(ptr, lib.ggml_backend_sched_free, *self.backends, *stands_on)
@@ -190,6 +192,13 @@ class Sched(Owner):
     def nbytes_on(self, backend: Backend) -> int:
         """Return the compute memory on one of the backends, in bytes."""
         return int(lib.ggml_backend_sched_get_buffer_size(self.ptr, backend.ptr))
+
+
+def _compute_memory(backends: Sequence[Backend]) -> list[BufferType]:
+    """Return where each backend's results lie. The CPU's, and all inputs, lie where the first device copies fastest."""
+    own = [backend.buffer_type for backend in backends]
+    shared = backends[0].device.host_buffer_type
+    return own if shared is None else [*own[:-1], shared]
 
 
 def _writable(indices: Sequence[RowIndex]) -> dict[RowIndex, AnyArray]:

@@ -17,8 +17,9 @@ from support.tiny_gguf import TinyModel
 from support.twin import TOKENS
 
 import pykv
+from pykv._native import lib
 from pykv.errors import FallbackWarning
-from pykv.ggml import connect_rpc, find_device
+from pykv.ggml import BufferType, connect_rpc, find_device
 from pykv.memory import KV_TYPES, device_support
 
 pytestmark = pytest.mark.backend
@@ -114,6 +115,16 @@ def test_what_a_device_says_to_take_it_takes(type_k: str, attention: str, names:
     op = "flash_attn_ext" if attention == "flash" else "mul_mat"
     assert (op in found) is not getattr(takes[type_k], attention)
     assert ("set_rows" in found) is not takes[type_k].set_rows
+
+
+def test_inputs_lie_where_the_device_copies_from(names: list[str], path: Path) -> None:
+    """They are written there without a copy, also where the CPU computes some layers."""
+    with pykv.Model.load(path, "Vulkan0", overrides={2: "CPU"}, isolate=False) as model, model.context(**EXACT) as ctx:
+        ctx.decode(pykv.Batch(TOKENS[:5]))
+        inputs = ctx._compute._built.inputs
+        kinds = {BufferType(lib.ggml_backend_buffer_get_type(one.tensor.raw.buffer)).name for one in inputs}
+        assert kinds == {find_device("Vulkan0").host_buffer_type.name}
+        assert not any(one._staged for one in inputs)
 
 
 def test_the_attention_probe_died_on_llvmpipe(names: list[str], path: Path) -> None:
