@@ -69,6 +69,8 @@ def measured_choice(device: Device, n_threads: int, shape: ProbeShape, may_fuse:
     plan = AttentionPlan(least, _transpose_from(single, rows, shape.n_cells), rows, _fuse_from(many))
     deepest = max(single)
     reason = f"measured at {min(deepest, shape.n_cells)} cells: {_listed(single[deepest])}; {_listed_many(many, shape)}"
+    if single[DEPTHS[0]].get(AttentionPath.FLASH) == NEVER:
+        reason += f"; flash does not run on {device.name}"
     _LOG.info(
         "attention on %s: %s; V transposed from %s cells on, prompts fused from %s on (took %.0f ms)",
         device.name,

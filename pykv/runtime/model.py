@@ -149,6 +149,8 @@ class Model:
     ) -> Context:
         """Return a context; see `ContextParams` for what the parameters mean and which more there are.
 
+        Where attention, or writing K and V, runs on another device than where they lie, a `FallbackWarning` says so.
+
         Raises
         ------
         ParamError : a parameter that cannot be honoured.

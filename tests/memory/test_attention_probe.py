@@ -115,14 +115,16 @@ def test_the_faster_paths_are_taken_and_remembered(
         ((NEVER, 1.0, 0.8), FLASH, 1024),
         ((NEVER, NEVER, 1.0), FLASH, 0),
         ((1.0, NEVER, 2.0), FUSED, None),
+        ((NEVER, NEVER, NEVER), FLASH, None),
     ],
 )
 def test_turning_values_must_be_worth_it_and_noise_decides_nothing(
     times: tuple[float, float, float], few: AttentionPath, transpose_from: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, FLASH, 0, times)
-    plan = measured_choice(cpu_device(), 1, shape_of(8192), True).plan
-    assert (plan.few, plan.transpose_from) == (few, transpose_from)
+    choice = measured_choice(cpu_device(), 1, shape_of(8192), True)
+    assert (choice.plan.few, choice.plan.transpose_from) == (few, transpose_from)
+    assert ("flash does not run on CPU" in choice.reason) is (times[1] == NEVER)
 
 
 def test_each_path_is_timed_over_the_layout_that_it_will_meet(monkeypatch: pytest.MonkeyPatch) -> None:
