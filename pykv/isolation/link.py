@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from types import FrameType
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pykv.errors import BackendLost, ConcurrentUseError, UseAfterCloseError
 from pykv.isolation import raised
 from pykv.isolation.channel import Channel
+from pykv.isolation.patience import Patience
 from pykv.isolation.process import ChildProcess
 from pykv.isolation.warned import warn_again
 
@@ -80,27 +79,30 @@ class Link:
         BackendLost : the process has ended.
         ConcurrentUseError : this thread is amid a request, which a signal handler interrupts.
         """
-        with self._patient(at_once), self._taken():
-            dropped, self._dropped = self._dropped, []
-            message = self._channel.packed((dropped, request))
+        with Patience(self, at_once):
+            self._take_turn()
             try:
-                self._channel.post(message)
-                if begun is not None:
-                    begun(self._number)
-                reply, error = self._outcome(call_back)
-            except (EOFError, OSError, LookupError) as gone:  # it has ended, or says what makes no sense
-                raise self._mourn() from gone
-            except BaseException:  # of a signal handler: the program gives this request up
-                self._settle()
-                raise
-            if error is not None:
-                raise error
-            return reply if take is None else take(reply)
+                return self._exchange(request, call_back, begun, take)
+            finally:
+                self._thread = 0
+                self._turn.release()
 
     def cancel(self, number: int) -> None:
         """Ask the process to stop a request, soon; no effect on any other."""
         with suppress(OSError):
             self._process.control.send(number.to_bytes(8, "little"))
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread has the turn."""
+        return self._thread == threading.get_ident()
+
+    def stop(self, *, at_once: bool) -> None:
+        """Ask the process to stop what it does, or end it. For who has the turn; in a signal handler too."""
+        if at_once:
+            self._process.kill()
+        else:
+            self.cancel(self._number)
 
     def drop(self, number: int) -> None:
         """Let the process forget an object, with the next request. For finalizers, which run anywhere."""
@@ -170,48 +172,42 @@ class Link:
         elif call_back is not None:
             call_back(*args)
 
-    @contextmanager
-    def _taken(self) -> Iterator[None]:
-        if self._thread == threading.get_ident():
+    def _take_turn(self) -> None:
+        if self.is_mine:
             raise ConcurrentUseError("the model is in use by this thread, in what this call interrupts")
         if os.getpid() != self._process.owner:
             raise ConcurrentUseError(f"the model belongs to process {self._process.owner}; load it in this one too")
-        with self._turn:
+        self._turn.acquire()
+        try:
             self.require_open()
             self._thread, self._number = threading.get_ident(), self._number + 1
-            try:
-                yield
-            finally:
-                self._thread = 0
+        except BaseException:
+            self._turn.release()
+            raise
 
-    @contextmanager
-    def _patient(self, at_once: bool) -> Iterator[None]:
-        """Take Ctrl-C as a wish to stop, and a second one as an order; the program hears of it afterwards."""
-        handler = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is not threading.main_thread() or handler in (None, signal.SIG_IGN):
-            yield
-            return
-        times = 0
-
-        def hear(number: int, frame: FrameType | None) -> None:
-            nonlocal times
-            if self._thread != threading.get_ident():  # another thread has the turn: this one only waits for it
-                if callable(handler):
-                    handler(number, frame)
-                return
-            times += 1
-            if times == 1 and not at_once:
-                self.cancel(self._number)
-            else:
-                self._process.kill()
-
-        signal.signal(signal.SIGINT, hear)
+    def _exchange(
+        self,
+        request: tuple[Any, ...],
+        call_back: Callable[..., object] | None,
+        begun: Callable[[int], None] | None,
+        take: Callable[[Any], Any] | None,
+    ) -> Any:
+        """Do what `ask` does, for who has the turn."""
+        dropped, self._dropped = self._dropped, []
+        message = self._channel.packed((dropped, request))
         try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, handler)
-            if times:
-                signal.raise_signal(signal.SIGINT)
+            self._channel.post(message)
+            if begun is not None:
+                begun(self._number)
+            reply, error = self._outcome(call_back)
+        except (EOFError, OSError, LookupError) as gone:  # it has ended, or says what makes no sense
+            raise self._mourn() from gone
+        except BaseException:  # of a signal handler: the program gives this request up
+            self._settle()
+            raise
+        if error is not None:
+            raise error
+        return reply if take is None else take(reply)
 
     def _settle(self) -> None:
         """Let a request that was given up come to its end, so that the next one does not get its reply."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn, Self
 
 from pykv.errors import ConcurrentUseError
@@ -18,6 +16,25 @@ from pykv.runtime.isolated.given import IsolatedSnapshot
 from pykv.runtime.isolated.messages import ContextFacts
 from pykv.runtime.isolated.remote import RemoteObject
 from pykv.typing import F32Array, I32Array, I64Array
+
+
+class Use:
+    """Entered around every decode and change of a memory; nobody else gets in meanwhile.
+
+    Raises
+    ------
+    ConcurrentUseError : another thread, or what this call interrupts, is inside.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise ConcurrentUseError("the memory is in use by another call, which decodes or changes it")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class IsolatedMemory(RemoteObject):
@@ -35,22 +52,11 @@ class IsolatedMemory(RemoteObject):
         self.home, self.ref = link, context  # it lives as long as the context, which lets go of both
         self.spec = facts.spec
         self.n_cells, self.n_stream, self.n_seq_max = facts.n_cells, facts.n_stream, facts.n_seq_max
-        self._use = threading.Lock()
+        self._use = Use()
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Enter around every decode and change; nobody else gets in meanwhile.
-
-        Raises
-        ------
-        ConcurrentUseError : another thread, or what this call interrupts, is inside.
-        """
-        if not self._use.acquire(blocking=False):
-            raise ConcurrentUseError("the memory is in use by another call, which decodes or changes it")
-        try:
-            yield
-        finally:
-            self._use.release()
+    def entered(self) -> Use:
+        """Return what is entered around every decode and change."""
+        return self._use
 
     # verbs
 
