@@ -131,7 +131,7 @@ def main() -> None:
     args = arguments()
     params = {"n_ctx": args.n_ctx, "n_threads": args.threads, "n_outputs_max": 1}
     with pykv.Model.load(model_path(args.model, "PYKV_TEST_GEMMA3", "gemma3-270m")) as model:
-        plans = {full: model.plan(**params, swa_full=full).parts for full in (False, True)}
+        plans = {full: model.memory_plan(**params, swa_full=full).parts for full in (False, True)}
         if "swa" not in plans[True]:
             raise SystemExit("the model has no layers with a window beside others without")
         result: dict[str, Any] = {"benchmark": "long conversation", "machine": machine(), "threads": args.threads}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pykv.errors import PykvError
     from pykv.memory import AttentionMass, KVCache, KVSettings, LayerSpec, MemorySpec
     from pykv.runtime import Context, Model
+    from pykv.runtime.planning import plan
     from pykv.runtime.sampling import Sampler, SamplingParams
     from pykv.runtime.states import open_state
 
@@ -32,6 +33,7 @@ _HOMES = {
     "Sampler": "pykv.runtime.sampling",
     "SamplingParams": "pykv.runtime.sampling",
     "open_state": "pykv.runtime.states",
+    "plan": "pykv.runtime.planning",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "SamplingParams",
     "__version__",
     "open_state",
+    "plan",
 ]
 
 

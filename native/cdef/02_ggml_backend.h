@@ -92,6 +92,7 @@ void ggml_backend_load_all_from_path(const char * dir_path);
 ggml_backend_sched_t ggml_backend_sched_new(ggml_backend_t * backends, ggml_backend_buffer_type_t * bufts,
                                             int n_backends, size_t graph_size, bool parallel, bool op_offload);
 void ggml_backend_sched_free(ggml_backend_sched_t sched);
+void ggml_backend_sched_reserve_size(ggml_backend_sched_t sched, struct ggml_cgraph * measure_graph, size_t * sizes);
 bool ggml_backend_sched_reserve(ggml_backend_sched_t sched, struct ggml_cgraph * measure_graph);
 int ggml_backend_sched_get_n_splits(ggml_backend_sched_t sched);
 size_t ggml_backend_sched_get_buffer_size(ggml_backend_sched_t sched, ggml_backend_t backend);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,20 @@ PLACE_ALIGNMENT = 4
 
 @dataclass(frozen=True)
 class BufferType:
-    """A kind of backend memory; equal when it is the same C object."""
+    """A kind of backend memory; equal when it is the same C object.
+
+    Attributes
+    ----------
+    is_imagined : whether buffers of it have a place and a size, but no memory: what stands on them can be measured,
+        and nothing more.
+    """
 
     ptr: Any = field(repr=False)
+    is_imagined: bool = False
+
+    def imagined(self) -> BufferType:
+        """Return the same without memory."""
+        return replace(self, is_imagined=True)
 
     @property
     def name(self) -> str:
@@ -68,8 +79,10 @@ class Buffer(Owner):
     Made by `allocate` (room for an arena's tensors) or `wrap` (memory that exists already).
     """
 
-    def __init__(self, ptr: Any, arena: Arena, memory: object = None, *, is_read_only: bool = False) -> None:
-        self.arena, self.is_read_only = arena, is_read_only
+    def __init__(
+        self, ptr: Any, arena: Arena, memory: object = None, *, is_read_only: bool = False, imagined_nbytes: int = 0
+    ) -> None:
+        self.arena, self.is_read_only, self._imagined_nbytes = arena, is_read_only, imagined_nbytes
         self._n_leases = 0
 
         def free(buffer: Any, memory: object = memory) -> None:
@@ -96,6 +109,8 @@ class Buffer(Owner):
         n_bytes = buffer_type.alloc_size(arena)
         if n_bytes == 0:
             raise TensorError(f"{purpose}: the arena has no tensor that needs memory")
+        if buffer_type.is_imagined:
+            return cls._imagine(arena, buffer_type, n_bytes)
         ptr = lib.ggml_backend_alloc_ctx_tensors_from_buft(arena.ptr, buffer_type.ptr)
         if ptr == ffi.NULL:
             raise AllocError(f"{purpose}: {buffer_type.name} has no room for {n_bytes} bytes")
@@ -104,6 +119,18 @@ class Buffer(Owner):
         if buffer.is_host or buffer_type.repacks:
             lib.pykv_advise_large_pages(lib.ggml_backend_buffer_get_base(ptr), buffer.nbytes)
         buffer.clear()
+        return buffer
+
+    @classmethod
+    def _imagine(cls, arena: Arena, buffer_type: BufferType, n_bytes: int) -> Buffer:
+        """Let the tensors of an arena lie in a buffer without memory: a scheduler sees where they are."""
+        buffer = cls(lib.ggml_backend_buft_alloc_buffer(buffer_type.ptr, 0), arena, imagined_nbytes=n_bytes)
+        raw = lib.ggml_get_first_tensor(arena.ptr)
+        while raw != ffi.NULL:
+            if raw.view_src == ffi.NULL:
+                raw.buffer = buffer.ptr
+            raw = lib.ggml_get_next_tensor(arena.ptr, raw)
+        arena.note_allocated()
         return buffer
 
     @classmethod
@@ -131,7 +158,7 @@ class Buffer(Owner):
 
     @property
     def nbytes(self) -> int:
-        return int(lib.ggml_backend_buffer_get_size(self.ptr))
+        return self._imagined_nbytes or int(lib.ggml_backend_buffer_get_size(self.ptr))
 
     @property
     def is_host(self) -> bool:
@@ -182,7 +209,8 @@ class Buffer(Owner):
         TensorError : it has no data here.
         """
         _ = self.ptr
-        if tensor.arena is not self.arena or not tensor.is_allocated or tensor.owner not in (None, self):
+        has_data = tensor.is_allocated or self._imagined_nbytes > 0
+        if tensor.arena is not self.arena or not has_data or tensor.owner not in (None, self):
             raise TensorError(f"{tensor!r} has no data in this buffer")
         tensor.owner = self
         return tensor

@@ -75,6 +75,24 @@ class Sched(Owner):
         if not lib.ggml_backend_sched_reserve(self.ptr, graph.ptr):
             raise AllocError(f"{purpose}: no memory for the compute buffers")
 
+    def reserve_nbytes(self, graph: Graph) -> tuple[int, ...]:
+        """Return the bytes on each backend that `reserve` would allocate for a graph. Allocates nothing.
+
+        The graph is spoiled, since operands on other devices become copies: build it anew.
+
+        Raises
+        ------
+        UnsupportedOpError : a node runs on none of the backends.
+        AllocError : the memory to find out cannot be had.
+        """
+        self._prepare(graph)
+        self._check_room(graph, "a graph")
+        graph.arena.grant = Grant(self)
+        sizes = ffi.new("size_t[]", len(self.backends))
+        lib.ggml_backend_sched_reserve_size(self.ptr, graph.ptr, sizes)
+        self.reset()
+        return tuple(sizes)
+
     def allocate(self, graph: Graph) -> None:
         """Give the graph's tensors memory. The graph allocated before refuses further use.
 

@@ -109,7 +109,9 @@ def allocate(plan: TensorPlan[L]) -> tuple[list[Buffer], dict[int, Pair]]:
 def _check_room(plan: TensorPlan[L]) -> None:
     """Refuse what the devices lack before anything is touched."""
     # differs from llama.cpp: asked first, because a host that overcommits would grant it and end the process later
-    needs, free = plan.nbytes_per_buffer_type, dict[str, int]()
+    real = {kind.name for kind, _ in plan.by_buffer_type if not kind.is_imagined}
+    needs = {name: n_bytes for name, n_bytes in plan.nbytes_per_buffer_type.items() if name in real}
+    free = dict[str, int]()
     for device in devices():
         name = device.buffer_type.name
         # helpers of the CPU share its buffer type and report nothing; a server without a part in this is not asked

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pykv.errors import GGUFError
-from pykv.ggml import Arena, Buffer, Device, DType, Tensor, can_repack
+from pykv.ggml import Arena, Buffer, BufferType, Device, DType, Tensor, can_repack
 from pykv.ggml.buffer import PLACE_ALIGNMENT
 from pykv.ggml.owner import Owner
 from pykv.gguf import GGUFFile, TensorInfo
@@ -45,8 +45,29 @@ class _Home:
     is_widened: bool
 
     @property
+    def buffer_type(self) -> BufferType:
+        repacked = self.device.repack_type if self.is_repacked else None
+        return repacked or self.device.buffer_type
+
+    @property
     def is_mapped(self) -> bool:
         return self.device.can_wrap_host_memory and not self.is_repacked and not self.is_widened
+
+
+@dataclass(frozen=True)
+class ImaginedWeights:
+    """Tensors in one place, before they are loaded.
+
+    Attributes
+    ----------
+    nbytes : bytes that loading allocates.
+    mapped_nbytes : bytes of tensors that are used where the file is mapped, which takes no memory of its own.
+    """
+
+    device: Device
+    buffer: Buffer
+    nbytes: int
+    mapped_nbytes: int
 
 
 class Weights:
@@ -166,11 +187,23 @@ class Weights:
             progress(total, total)
         return tuple(buffers)
 
+    def imagine(self) -> tuple[ImaginedWeights, ...]:
+        """Let all tensors that were taken lie where `load` would put them, but without memory and data."""
+        imagined = []
+        for home, taken in self._taken.items():
+            buffer = Buffer.allocate(self._arenas[home], home.buffer_type.imagined(), self._file.path.name)
+            buffer.mark_weights()
+            used = {info.offset: info.nbytes for _, info in taken}  # tied embeddings are taken twice
+            mapped = sum(used.values()) if home.is_mapped else 0
+            imagined.append(ImaginedWeights(home.device, buffer, 0 if home.is_mapped else buffer.nbytes, mapped))
+        return tuple(imagined)
+
     def _allocate(self, arena: Arena, home: _Home) -> Buffer:
-        name, kind = self._file.path.name, home.device.repack_type
-        if home.is_repacked and kind is not None:
-            return Buffer.allocate(arena, kind, f"repacked weights of {name} (repack=False does without)")
-        return Buffer.allocate(arena, home.device.buffer_type, f"weights of {name}")
+        name = self._file.path.name
+        purpose = (
+            f"repacked weights of {name} (repack=False does without)" if home.is_repacked else f"weights of {name}"
+        )
+        return Buffer.allocate(arena, home.buffer_type, purpose)
 
 
 def _has_room(file: GGUFFile, placement: Placement) -> bool:

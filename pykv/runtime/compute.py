@@ -12,7 +12,7 @@ from typing import Any
 
 from pykv.batch import UBatch
 from pykv.errors import AllocError
-from pykv.ggml import Arena, Backend, Graph, GraphInput, GraphOutput, MisplacedOp, Sched, Tensor, ops
+from pykv.ggml import Arena, Backend, Device, Graph, GraphInput, GraphOutput, MisplacedOp, Sched, Tensor, ops
 from pykv.ggml.owner import Owner
 from pykv.memory import AttentionPath, AttentionPlan, MassWatch, Memory
 from pykv.memory.attention import MANY_TOKENS
@@ -103,6 +103,19 @@ class Compute:
             for shape in self._largest(n, n, ()):
                 found |= dict.fromkeys(self._sched.misplaced(self._build(shape).graph))
         return list(found)
+
+    def reserve_nbytes(self, n_tokens: int, n_outputs: int) -> dict[Device, int]:
+        """Return the bytes on each device that `reserve` would allocate. Allocates nothing, drops the graph at hand.
+
+        Raises
+        ------
+        UnsupportedOpError : a node runs on none of the devices.
+        """
+        self._built = None
+        most = [0] * len(self._backends)
+        for shape in self._largest(n_tokens, n_outputs, ()):
+            most = list(map(max, most, self._sched.reserve_nbytes(self._build(shape).graph)))
+        return dict(zip(self._sched.devices, most, strict=True))
 
     def _largest(self, n_tokens: int, n_outputs: int, watches: Sequence[MassWatch]) -> Iterator[GraphShape]:
         """Yield the shapes of which one needs the most memory; a smaller one may, where it takes another path."""

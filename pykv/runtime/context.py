@@ -70,7 +70,7 @@ class Context(SavedStates):
         try:
             self._compute = self._make_compute()
             self._reserve(())
-            warn_of_fallbacks(self._compute.misplaced(min(self.params.n_ctx, self.params.n_ubatch)))
+            warn_of_fallbacks(self._compute.misplaced(self.params.widest_ubatch[0]))
         except BaseException:
             self.memory.close()
             raise
@@ -344,10 +344,10 @@ class Context(SavedStates):
 
     def _reserve(self, observers: Sequence[Observer]) -> None:
         """Allocate memory for the largest ubatch under these observers, and drop the graph at hand."""
-        n_tokens = min(self.params.n_ctx, self.params.n_ubatch)
+        n_tokens, n_outputs = self.params.widest_ubatch
         n_seqs = self.params.n_seq_max if self.params.kv_unified else 1
         watches = [observer.widest(n_tokens, n_seqs) for observer in observers]
-        self._compute.reserve(n_tokens, min(n_tokens, self.params.n_outputs_max), watches)
+        self._compute.reserve(n_tokens, n_outputs, watches)
 
     def _unobserve(self, observer: Observer) -> None:
         with self.memory.guard:

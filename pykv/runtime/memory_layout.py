@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pykv.errors import ParamError
 from pykv.ggml import BufferType, Device, cpu_device
@@ -16,10 +16,29 @@ from pykv.memory.fused_support import fused_misfit
 from pykv.runtime.params import ContextParams, ResolvedParams, resolve
 
 if TYPE_CHECKING:
-    from pykv.runtime.model import Model
+    from pykv.models import Architecture, HParams, Placement
 
 
-def plan_of(model: Model, params: ContextParams) -> MemoryPlan:
+class PlacedModel(Protocol):
+    """What the layout of a memory depends on: a model, loaded or only looked at."""
+
+    @property
+    def hparams(self) -> HParams:
+        """Its sizes."""
+        ...
+
+    @property
+    def placement(self) -> Placement:
+        """Which device holds which layer."""
+        ...
+
+    @property
+    def architecture(self) -> Architecture:
+        """Its family."""
+        ...
+
+
+def plan_of(model: PlacedModel, params: ContextParams) -> MemoryPlan:
     """Return what the memory of a context takes, without allocating it."""
     resolved = resolve(params, model.hparams)
     spec = model.architecture.memory_spec(resolved.rope)
@@ -32,12 +51,12 @@ def plan_of(model: Model, params: ContextParams) -> MemoryPlan:
     return memory_plan(spec, memory_settings(resolved, attention), kv_places(model, resolved))
 
 
-def kv_places(model: Model, params: ResolvedParams) -> Callable[[int], BufferType]:
+def kv_places(model: PlacedModel, params: ResolvedParams) -> Callable[[int], BufferType]:
     """Return where each layer's K and V go: beside the layer's weights."""
     return lambda il: kv_device(model, params, il).buffer_type
 
 
-def kv_device(model: Model, params: ResolvedParams, il: int) -> Device:
+def kv_device(model: PlacedModel, params: ResolvedParams, il: int) -> Device:
     """Return where a layer's K and V go."""
     return model.placement.layers[il] if params.offload_kqv else cpu_device()
 
@@ -59,7 +78,7 @@ def memory_settings(params: ResolvedParams, attention: AttentionPlan) -> MemoryS
 
 
 def attention_choice(
-    model: Model, params: ResolvedParams, spec: MemorySpec, recorded: AttentionPlan | None = None
+    model: PlacedModel, params: ResolvedParams, spec: MemorySpec, recorded: AttentionPlan | None = None
 ) -> AttentionChoice:
     """Return how attention is computed: as recorded, as asked for, or as measured.
 
@@ -89,7 +108,7 @@ def attention_choice(
     return replace(choice, reason="; ".join(remarks))
 
 
-def fused_refusal(model: Model, params: ResolvedParams, spec: MemorySpec) -> str | None:
+def fused_refusal(model: PlacedModel, params: ResolvedParams, spec: MemorySpec) -> str | None:
     """Return why the fused path cannot be taken, None if it can."""
     shapes = _shapes(model, spec)
     for il in shapes:
@@ -109,7 +128,7 @@ _Heads = tuple[int, int, int, int]
 """Query heads, KV heads, and the widths of K and V."""
 
 
-def _shapes(model: Model, spec: MemorySpec) -> dict[int, _Heads]:
+def _shapes(model: PlacedModel, spec: MemorySpec) -> dict[int, _Heads]:
     """Return the heads of each layer that attends."""
     heads = model.hparams.n_head_by_layer
     return {
@@ -119,7 +138,7 @@ def _shapes(model: Model, spec: MemorySpec) -> dict[int, _Heads]:
     }
 
 
-def _probed(model: Model, spec: MemorySpec) -> tuple[int, list[int]]:
+def _probed(model: PlacedModel, spec: MemorySpec) -> tuple[int, list[int]]:
     """Return the layer to measure, and those that have other heads.
 
     It is the first of those with the most common heads, of the layers without a window if there are such: they look at
@@ -144,7 +163,7 @@ def _recorded(plan: AttentionPlan, refusal: str | None) -> AttentionChoice:
     return AttentionChoice(plan, "recorded")
 
 
-def _probe(model: Model, params: ResolvedParams, spec: MemorySpec, il: int) -> tuple[Device, int, ProbeShape]:
+def _probe(model: PlacedModel, params: ResolvedParams, spec: MemorySpec, il: int) -> tuple[Device, int, ProbeShape]:
     """Return what to measure of a layer."""
     layer = spec.layers[il]
     shape = ProbeShape(

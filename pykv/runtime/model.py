@@ -18,7 +18,7 @@ from pykv.models.weights import Progress
 from pykv.runtime.context import Context
 from pykv.runtime.isolated.where import Isolate, is_isolated
 from pykv.runtime.memory_layout import plan_of
-from pykv.runtime.params import Attention, ContextParams, FlashAttn
+from pykv.runtime.params import Attention, ContextParams, FlashAttn, context_params
 from pykv.runtime.placing import Overrides, PlacementWish
 from pykv.runtime.states.identity import fingerprint
 
@@ -158,7 +158,7 @@ class Model:
         """
         self._require_open()
         return self.make_context(
-            _context_params(
+            context_params(
                 n_ctx=n_ctx,
                 n_batch=n_batch,
                 n_ubatch=n_ubatch,
@@ -181,10 +181,10 @@ class Model:
         """
         return Context(self, params, attention)
 
-    def plan(self, **params: Any) -> MemoryPlan:
+    def memory_plan(self, **params: Any) -> MemoryPlan:
         """Return what the KV cache of a context with these parameters takes, without allocating it."""
         self._require_open()
-        return plan_of(self, _context_params(**params))
+        return plan_of(self, context_params(**params))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -223,11 +223,3 @@ class Model:
     def _require_open(self) -> None:
         if self._closed:
             raise UseAfterCloseError("the model is closed")
-
-
-def _context_params(**params: Any) -> ContextParams:
-    known = ContextParams.__dataclass_fields__
-    for name in params:
-        if name not in known:
-            raise ParamError(f"{name}: no such context parameter; known: {', '.join(known)}")
-    return ContextParams(**params)

@@ -6,7 +6,7 @@ Source: spec params.md sections 1 to 3.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pykv.errors import ParamError
 from pykv.ggml import DType, usable_cores
@@ -116,6 +116,20 @@ class ContextParams:
         object.__setattr__(self, name, value)
 
 
+def context_params(**params: Any) -> ContextParams:
+    """Return context parameters by name.
+
+    Raises
+    ------
+    ParamError : there is no such parameter, or a value cannot be honoured.
+    """
+    known = ContextParams.__dataclass_fields__
+    for name in params:
+        if name not in known:
+            raise ParamError(f"{name}: no such context parameter; known: {', '.join(known)}")
+    return ContextParams(**params)
+
+
 @dataclass(frozen=True)
 class ResolvedParams:
     """What a context works with; nothing is left open but `attention`, which measuring may decide.
@@ -141,6 +155,12 @@ class ResolvedParams:
     offload_kqv: bool
     reference_moves: bool
     rope: ContextRope
+
+    @property
+    def widest_ubatch(self) -> tuple[int, int]:
+        """Tokens that are computed at once at most, and rows of logits among them."""
+        n_tokens = min(self.n_ctx, self.n_ubatch)
+        return n_tokens, min(n_tokens, self.n_outputs_max)
 
 
 def resolve(params: ContextParams, hparams: HParams) -> ResolvedParams:

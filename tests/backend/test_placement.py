@@ -97,7 +97,7 @@ def test_k_and_v_lie_with_their_layer(names: list[str], path: Path) -> None:
         owners = [context.memory.tensors(il)[0].owner for il in range(5)]
         assert [owner.is_host for owner in owners] == [False, True, False, True, False]
         assert len({id(owner) for owner in owners}) == 2
-        assert sorted(model.plan(**EXACT).nbytes_per_buffer_type) == ["CPU", "Vulkan0"]
+        assert sorted(model.memory_plan(**EXACT).nbytes_per_buffer_type) == ["CPU", "Vulkan0"]
     with pykv.Model.load(path, **placed) as model, model.context(**EXACT, offload_kqv=False) as context:
         assert all(context.memory.tensors(il)[0].owner.is_host for il in range(5))
 

@@ -80,7 +80,7 @@ def test_other_memories(name: str, write_tiny: Callable[..., Path]) -> None:
                     bytes(context.state_bytes(1, partial=True)),
                     kept.nbytes,
                     asdict(context.memory.can_shift()),
-                    model.plan(n_ctx=256).nbytes_per_layer,
+                    model.memory_plan(n_ctx=256).nbytes_per_layer,
                 )
             )
     assert told[0] == told[1]
@@ -112,7 +112,10 @@ def facts(context: pykv.Context) -> dict[str, Any]:
         "visible": {kind: pos.tolist() for kind, pos in context.memory.visible(0, 7).items()},
         "model": (context.model.hparams, context.model.nbytes, context.model.fingerprint, context.model.placement),
         "tokens": context.model.tokenizer.encode("a text"),
-        "plan": (context.model.plan(n_ctx=512).nbytes, context.model.plan(n_ctx=512).nbytes_per_buffer_type),
+        "plan": (
+            context.model.memory_plan(n_ctx=512).nbytes,
+            context.model.memory_plan(n_ctx=512).nbytes_per_buffer_type,
+        ),
     }
 
 
@@ -214,7 +217,7 @@ REFUSED: tuple[tuple[str, Callable[[pykv.Context], object]], ...] = (
     ("a row", lambda c: c.logits_at(5)),
     ("a parameter", lambda c: c.model.context(n_ctx=-1)),
     ("another parameter", lambda c: c.model.context(colour="red")),
-    ("a parameter of a plan", lambda c: c.model.plan(type_k="q1")),
+    ("a parameter of a plan", lambda c: c.model.memory_plan(type_k="q1")),
     ("threads", lambda c: c.model.context(n_seq_max=4, n_outputs_max=1)),
 )
 

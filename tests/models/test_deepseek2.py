@@ -37,8 +37,8 @@ def test_one_short_key_per_token_is_stored(write_tiny: Write) -> None:
         with model.context(**EXACT) as context:
             rope = RopeParams(16, "norm", n_ctx_orig=2048)
             assert context.memory.spec.layers == (LayerSpec(1, 48, 32, rope, rope_at=32, k_only=True),) * 3
-            assert context.memory.nbytes == model.plan(**EXACT).nbytes == 3 * 256 * 48 * 4
-        assert model.plan(**(EXACT | {"type_k": "f16", "type_v": "f16"})).nbytes == 3 * 256 * 48 * 2
+            assert context.memory.nbytes == model.memory_plan(**EXACT).nbytes == 3 * 256 * 48 * 4
+        assert model.memory_plan(**(EXACT | {"type_k": "f16", "type_v": "f16"})).nbytes == 3 * 256 * 48 * 2
 
 
 def unabsorbed(model: DeepSeek2) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any] | None]]:

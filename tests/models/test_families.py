@@ -78,7 +78,7 @@ def test_layers_may_have_different_numbers_of_kv_heads(tmp_path: Path, attention
         told = {"attention": attention}
         for params in (told, told | {"n_seq_max": 2, "kv_unified": False}, {}):
             with model.context(n_ctx=512, n_ubatch=16, n_threads=1, **params) as context:
-                assert context.memory.nbytes == model.plan(n_ctx=512, n_ubatch=16, n_threads=1, **params).nbytes
+                assert context.memory.nbytes == model.memory_plan(n_ctx=512, n_ubatch=16, n_threads=1, **params).nbytes
                 naive = NaivePerLayer(tiny, n_head_kv)
                 for at, n in ((0, 30), (30, 1), (31, 1)):
                     context.decode(pykv.Batch(TOKENS[at : at + n], logits="all"))

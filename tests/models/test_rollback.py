@@ -142,7 +142,7 @@ def test_a_plan_counts_the_states_that_are_kept(write_tiny: Write, name: str, n_
     settings = EXACT | {"n_seq_max": 3, "n_rs_seq": 2}
     tiny = BY_NAME[name]
     with pykv.Model.load(write_tiny(tiny)) as model, model.context(**settings) as context:
-        assert context.memory.nbytes == model.plan(**settings).nbytes == 4 * 3 * (1 + 2) * tiny.n_layer * n_state
+        assert context.memory.nbytes == model.memory_plan(**settings).nbytes == 4 * 3 * (1 + 2) * tiny.n_layer * n_state
 
 
 @pytest.mark.parametrize("name", ["mamba-4l", "rwkv7-3l", "jamba-4l"])

@@ -107,7 +107,7 @@ def test_single_tokens_past_the_window_have_llama_cpps_bits(pair_of: PairOf, pro
     ],
 )
 def test_both_caches_take_llama_cpps_bytes(pair_of: PairOf, model: pykv.Model, params: dict[str, Any]) -> None:
-    plan = model.plan(flash_attn=True, **params)
+    plan = model.memory_plan(flash_attn=True, **params)
     with pair_of(flash_attn=True, **params) as pair:
         base, swa = pair.theirs.kv_nbytes()
         assert plan.nbytes == pair.ours.memory.nbytes == base["total"] + swa["total"]

@@ -65,7 +65,7 @@ def test_planned_is_allocated_is_llama_cpps(
         params |= {"type_k": other_type, "type_v": other_type}
     path = write_tiny(BY_NAME[name])
     with pykv.Model.load(path) as model, Pair(oracle, model, path, **params) as pair:
-        plan, memory, theirs = model.plan(**params), pair.ours.memory, pair.theirs.kv_nbytes()
+        plan, memory, theirs = model.memory_plan(**params), pair.ours.memory, pair.theirs.kv_nbytes()
         assert classes == ((HybridMemory, type(memory.attention)) if "states" in plan.parts else (type(memory),))
         states = pair.theirs.state_nbytes()["total"] if "states" in plan.parts else 0
         assert plan.nbytes == memory.nbytes == states + sum(cache["total"] for cache in theirs)

@@ -43,7 +43,7 @@ def test_states_take_what_they_take_in_llama_cpp(
             with Pair(oracle, model, path, flash_attn=True, swa_full=False, **sizes) as pair:
                 states, others = parts_of(pair.ours.memory)
                 theirs = pair.theirs.state_nbytes()
-                assert model.plan(swa_full=False, **sizes).parts["states"].nbytes == theirs["total"]
+                assert model.memory_plan(swa_full=False, **sizes).parts["states"].nbytes == theirs["total"]
                 assert states.nbytes == states.plan.nbytes == theirs["total"]
                 assert sum(states.plan.nbytes_per_layer.values()) == theirs["r"] + theirs["s"]
                 if others:

@@ -131,7 +131,7 @@ def test_kv_buffers_take_llama_cpps_bytes(
     path = write_tiny(shape)
     with pykv.Model.load(str(path)) as model, Pair(oracle, model, path, **params) as pair:
         theirs = sum(cache["total"] for cache in pair.theirs.kv_nbytes())
-        assert model.plan(**params).nbytes == pair.ours.memory.nbytes == theirs
+        assert model.memory_plan(**params).nbytes == pair.ours.memory.nbytes == theirs
         assert pair.ours.n_ctx_seq == pair.theirs.n_ctx_seq
 
 
@@ -140,4 +140,4 @@ def test_kv_buffers_of_a_real_model_take_llama_cpps_bytes(oracle: Oracle, smollm
         for params in ({"n_ctx": 8192}, {"n_ctx": 0, "type_k": "q8_0"}):
             with Pair(oracle, model, smollm2_path, **params) as pair:
                 theirs = sum(cache["total"] for cache in pair.theirs.kv_nbytes())
-                assert model.plan(**params).nbytes == pair.ours.memory.nbytes == theirs
+                assert model.memory_plan(**params).nbytes == pair.ours.memory.nbytes == theirs

@@ -246,7 +246,7 @@ def test_more_context_than_memory(model: pykv.Model, monkeypatch: pytest.MonkeyP
 def test_a_plan_allocates_nothing(model: pykv.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Buffer, "allocate", lambda *args: pytest.fail("allocated"))
     per_cell = 2 * 2 * 2 * 32 * 2  # layers, K and V, heads, head, f16
-    assert model.plan(n_ctx=2**31 - 512).nbytes == (2**31 - 512) * per_cell
+    assert model.memory_plan(n_ctx=2**31 - 512).nbytes == (2**31 - 512) * per_cell
 
 
 @pytest.mark.parametrize(
@@ -262,6 +262,6 @@ def test_a_plan_allocates_nothing(model: pykv.Model, monkeypatch: pytest.MonkeyP
 )
 def test_what_is_planned_is_what_is_allocated(model: pykv.Model, params: dict) -> None:
     with model.context(n_threads=1, **params) as context:
-        assert context.memory.nbytes == model.plan(**params).nbytes
+        assert context.memory.nbytes == model.memory_plan(**params).nbytes
         assert context.memory.n_cells == context.n_ctx_seq
         assert context.compute_nbytes > 0

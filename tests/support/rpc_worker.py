@@ -49,7 +49,7 @@ def logits(
             return ctx.logits
 
         rows = play(steps, decode, ctx.memory)
-        planned = model.plan(**context)
+        planned = model.memory_plan(**context)
         homes = [ctx.memory.tensors(il)[0].owner for il in range(model.hparams.n_layer)]
         place = model.placement
         return {

@@ -15,10 +15,9 @@ from pykv.models.weights import Progress
 from pykv.runtime.context import Context
 from pykv.runtime.isolated import absent, where
 from pykv.runtime.isolated.context import IsolatedContext
+from pykv.runtime.isolated.planned import SERVER
 from pykv.runtime.model import Model
 from pykv.runtime.params import ContextParams
-
-_SERVER = "pykv.runtime.isolated.server"
 
 
 class IsolatedModel(Model):
@@ -47,7 +46,7 @@ class IsolatedModel(Model):
         find_architecture(self.metadata.typed("general.architecture", str))
         self.hparams = HParams.from_gguf(self._file)
         self._closed = False
-        self.link = Link(_SERVER, where.titles(names))
+        self.link = Link(SERVER, where.titles(names))
         end = weakref.finalize(self, self.link.end)
         try:
             self.placement = self.link.ask(
@@ -68,10 +67,10 @@ class IsolatedModel(Model):
         """See `Model.make_context`."""
         return IsolatedContext(self, params, attention)
 
-    def plan(self, **params: Any) -> MemoryPlan:
+    def memory_plan(self, **params: Any) -> MemoryPlan:
         """Return what the memory of a context with these parameters takes, without allocating it."""
         self._require_open()
-        return MemoryPlan(cast("Any", self.link.ask("plan", params)))
+        return MemoryPlan(cast("Any", self.link.ask("memory_plan", params)))
 
     @property
     def closed(self) -> bool:

@@ -20,6 +20,7 @@ from pykv.runtime.isolated.where import NamedPlacing
 from pykv.runtime.model import Model
 from pykv.runtime.observe import Observation, Observer
 from pykv.runtime.params import ContextParams
+from pykv.runtime.planning import Plan, plan
 from pykv.runtime.trace import Trace
 from pykv.typing import F32Array
 
@@ -50,7 +51,7 @@ class Server:
         self._service.run(self.handle, lambda number: self._objects.pop(number, None))
 
     def handle(self, what: str, *args: Any) -> Any:
-        """Do what is asked: "load", "plan", "context", "decode", "call", "get" or "take"."""
+        """Do what is asked: "plan", "load", "memory_plan", "context", "decode", "call", "get" or "take"."""
         return getattr(self, what)(*args)
 
     def load(
@@ -74,12 +75,26 @@ class Server:
         )
         return self._model.placement
 
-    def plan(self, params: dict[str, Any]) -> dict[str, PlannedPart]:
+    def plan(self, path: str, placing: NamedPlacing, repack: bool, params: ContextParams) -> Plan:
+        """Return what a model and a context would take."""
+        devices, n_gpu_layers, tensor_split, overrides = placing
+        return plan(
+            path,
+            [_device(one) for one in devices],
+            n_gpu_layers,
+            tensor_split,
+            {what: _device(one) for what, one in overrides.items()} if isinstance(overrides, dict) else overrides,
+            repack=repack,
+            isolate=False,
+            **{name: getattr(params, name) for name in ContextParams.__dataclass_fields__},
+        )
+
+    def memory_plan(self, params: dict[str, Any]) -> dict[str, PlannedPart]:
         """Return what a context would take, part by part."""
         assert self._model is not None, "loaded first"
         return {
             name: PlannedPart(part.nbytes, dict(part.nbytes_per_buffer_type), dict(part.nbytes_per_layer))
-            for name, part in self._model.plan(**params).parts.items()
+            for name, part in self._model.memory_plan(**params).parts.items()
         }
 
     def context(self, params: ContextParams, attention: AttentionPlan | None) -> tuple[Ref, ContextFacts]:
