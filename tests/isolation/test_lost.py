@@ -85,7 +85,7 @@ def test_it_is_killed_between_calls(model: pykv.Model) -> None:
         context.memory.clear,
         context.state_bytes,
         model.context,
-        model.plan,
+        model.memory_plan,
         context.__enter__,
     ):
         with pytest.raises(BackendLost, match="Load the model anew"):

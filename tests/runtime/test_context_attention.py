@@ -191,7 +191,7 @@ def test_heads_that_are_not_covered_take_ggmls_path(write_tiny: Write) -> None:
             twin = Twin(context, ODD, ROUNDED)
             twin.decode(20)
             twin.decode(1)
-        for make in (model.context, model.plan):
+        for make in (model.context, model.memory_plan):
             with pytest.raises(ParamError, match="attention='fused': the fused kernel does not cover heads that are"):
                 make(**SMALL, attention="fused")
 

@@ -75,7 +75,7 @@ def test_a_closed_model_makes_no_contexts(path: Path) -> None:
     model.close()
     model.close()
     assert model.closed
-    for use in (model.context, model.plan, lambda: model.tokenizer, model.__enter__):
+    for use in (model.context, model.memory_plan, lambda: model.tokenizer, model.__enter__):
         with pytest.raises(UseAfterCloseError):
             use()
 

@@ -185,7 +185,7 @@ REFUSED = [
 @pytest.mark.parametrize(("params", "message"), REFUSED)
 def test_what_cannot_be_honoured(model: pykv.Model, params: dict, message: str) -> None:
     """With the cells' type i32 the measuring of attention paths used to end the process."""
-    for make in (model.context, model.plan):
+    for make in (model.context, model.memory_plan):
         with pytest.raises(ParamError, match=message):
             make(**({"n_ctx": 256} | params))
 
@@ -212,7 +212,7 @@ def test_a_context_does_not_change_its_model(write_tiny: Callable[[TinyModel], P
 
 
 def test_unknown_parameters_are_named(model: pykv.Model) -> None:
-    for make in (model.context, model.plan):
+    for make in (model.context, model.memory_plan):
         with pytest.raises(ParamError, match=r"n_cxt: no such context parameter; known: n_ctx, n_batch"):
             make(n_cxt=512)
 

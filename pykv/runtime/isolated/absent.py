@@ -45,7 +45,7 @@ MEMORY: Mapping[str, str] = {
     "owners": _TENSORS,
     "parts": _PARTS,
     "paths": _GRAPHS,
-    "plan": "model.plan says what a memory takes",
+    "plan": "model.memory_plan says what a memory takes",
     "prepare": _GRAPHS,
     "recurrent": _PARTS,
     "release": _GUARD,

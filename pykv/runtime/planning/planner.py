@@ -37,9 +37,9 @@ def plan(
     """Return what a model and a context would take on each device. Reads the head of the file, allocates nothing.
 
     Weights, K, V and states are exact, and so is scratch memory: ggml measures the largest graphs without allocating
-    them. What is real for a moment is the bookkeeping, 23 bytes a cell. With attention="auto" the paths are timed first, as a context does it once in a process, which takes and gives
-    back one layer's K and V of 16384 cells at most. What a device needs for itself, such as compiled shaders, is not
-    counted.
+    them. What is real for a moment is the bookkeeping, 23 bytes a cell. With attention="auto" the paths are timed
+    first, as a context does it once in a process: that takes and gives back one layer's K and V of 16384 cells at most.
+    What a device needs for itself, such as compiled shaders, is not counted.
 
     Parameters
     ----------
