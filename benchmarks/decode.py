@@ -32,6 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     paths = ["auto", "fused", "flash", "matmul"]
     parser.add_argument("--attention", nargs="*", default=["auto"], choices=paths, help="pykv's paths (default auto)")
+    parser.add_argument("--alone", action="store_true", help="without llama.cpp: no ratios")
     return parser.parse_args()
 
 
@@ -58,7 +59,7 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
 
 def start(stack: ExitStack, args: argparse.Namespace) -> list[Peer]:
     """Start every side, load the model and create the contexts, one after the other."""
-    sides = [("llama.cpp auto", "auto"), ("llama.cpp off", "off")]
+    sides = [] if args.alone else [("llama.cpp auto", "auto"), ("llama.cpp off", "off")]
     peers = []
     for path in args.attention:
         peer = pykv_peer()
