@@ -17,8 +17,10 @@ from support.tiny.model import TinyFile
 import pykv
 from pykv.models.registry import ARCHITECTURES
 
-TOLERANCE = bound(1e-6, 1e-5)
-"""Largest NMSE of one row. The float16 of the recording makes 1.3e-7; a window longer by one, more than 1e-3."""
+TOLERANCE = bound(1e-6, 1e-4)
+"""Largest NMSE of one row. The float16 of the recording makes 1.3e-7; a window longer by one, more than 1e-3.
+
+With products rounded to f16, 3.1e-5 was measured on Vulkan."""
 
 AGAIN = "record again: tests/support/recorded_logits.py says how"
 
