@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import logging
 import warnings
 from collections.abc import Callable
@@ -207,6 +208,8 @@ REFUSED: tuple[tuple[str, Callable[[pykv.Context], object]], ...] = (
     ("no file", lambda c: c.load_session("nowhere/at/all")),
     ("a damaged state", lambda c: c.load_state_bytes(b"GGUF" * 9, 0)),
     ("no bytes", lambda c: c.load_state_bytes(5, 0)),  # type: ignore[arg-type]
+    ("bytes that lie apart", lambda c: c.load_state_bytes(np.zeros((4, 4))[:, ::2], 0)),
+    ("bytes of nothing", lambda c: c.load_state_bytes(b"", 0)),
     ("a dialect", lambda c: c.state_bytes(0, dialect="1/2")),
     ("extra", lambda c: c.save_session("x", extra={"a": object})),
     ("attachments", lambda c: c.save_session("x", attachments={"a": 5})),  # type: ignore[dict-item]
@@ -355,6 +358,19 @@ def test_large_arrays_go_piece_by_piece(pair: Pair, monkeypatch: pytest.MonkeyPa
     assert len(state) > codec.INLINE
     there.load_state_bytes(state, 0)
     assert bytes(there.state_bytes(0)) == bytes(state)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda data: array.array("B", data), np.frombuffer])
+def test_states_in_buffers_of_any_kind(pair: Pair, kind: Callable[..., Any], tmp_path: Path) -> None:
+    there, local = pair
+    local.decode(pykv.Batch(TOKENS[:30]))
+    state = bytes(local.state_bytes(0))
+    data = np.frombuffer(state, np.uint8) if kind is np.frombuffer else kind(state)
+    there.load_state_bytes(data, 0)
+    assert bytes(there.state_bytes(0)) == state
+    there.save_sequence(tmp_path / "a", 0, attachments={"kept": data})
+    with pykv.open_state(tmp_path / "a") as saved:
+        assert bytes(saved.attachments["kept"]) == state
 
 
 def test_two_contexts_and_a_snapshot_between_them(isolated: pykv.Model) -> None:

@@ -21,6 +21,7 @@ from pykv.runtime.isolated.messages import ContextFacts, WireBatch
 from pykv.runtime.observe import Observer
 from pykv.runtime.params import ContextParams
 from pykv.runtime.states.remarks import Remarks
+from pykv.runtime.states.saved_file import SavedFile
 from pykv.runtime.trace import Trace
 from pykv.state_format import NEWEST, Dialect
 from pykv.typing import F32Array
@@ -192,7 +193,8 @@ class IsolatedContext(Context):
     ) -> None:
         """See `SavedStates.load_state_bytes`."""
         self._require_open()
-        self._remote.inside("load_state_bytes", data, seq_id, partial, strict=strict)
+        SavedFile.of_bytes(data)  # refused here, where it has its type
+        self._remote.inside("load_state_bytes", memoryview(data).cast("B"), seq_id, partial, strict=strict)
 
     # mechanism
 
@@ -231,4 +233,6 @@ class IsolatedContext(Context):
 def _remarks(extra: Mapping[str, Any] | None, attachments: Mapping[str, Buffer] | None) -> dict[str, Any]:
     """Return what is noted beside a state; refused here, in terms of what the caller gave."""
     Remarks(extra, attachments)
+    if attachments is not None:
+        attachments = {name: memoryview(data).tobytes() for name, data in attachments.items()}
     return {"extra": extra, "attachments": attachments}
