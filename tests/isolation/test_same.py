@@ -18,6 +18,7 @@ from support.twin import EXACT, TOKENS
 import pykv
 from pykv.batch import BatchBuilder, BatchLimits
 from pykv.errors import BatchError, ParamError, PykvError
+from pykv.ggml import cpu_device
 from pykv.isolation import codec
 
 Pair = tuple[pykv.Context, pykv.Context]
@@ -126,6 +127,11 @@ def test_what_is_read_is_the_same(pair: Pair) -> None:
         context.memory.seq_cp(0, 1, 2, 8)
     there, local = map(facts, pair)
     assert there == local
+
+
+def test_devices_of_a_placement_are_those_of_this_process(isolated: pykv.Model) -> None:
+    assert {id(one) for one in isolated.placement.devices} == {id(cpu_device())}
+    assert isolated.placement.output.memory_free > 0
 
 
 def test_cells_are_read_only_and_follow(pair: Pair) -> None:

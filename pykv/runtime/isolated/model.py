@@ -10,7 +10,7 @@ from pykv.errors import UseAfterCloseError
 from pykv.gguf import GGUFFile
 from pykv.isolation import Link
 from pykv.memory import MemoryPlan
-from pykv.models import HParams, find_architecture
+from pykv.models import HParams, Placement, find_architecture
 from pykv.models.weights import Progress
 from pykv.runtime.context import Context
 from pykv.runtime.isolated import absent, where
@@ -49,7 +49,7 @@ class IsolatedModel(Model):
         self.link = Link(SERVER, where.titles(names))
         end = weakref.finalize(self, self.link.end)
         try:
-            self.placement = self.link.ask(
+            placement: Placement = self.link.ask(
                 "load",
                 os.path.abspath(self.path),
                 (names, n_gpu_layers, tensor_split, overrides),
@@ -58,6 +58,7 @@ class IsolatedModel(Model):
                 call_back=progress,
                 at_once=True,
             )
+            self.placement = where.here(placement)
         except BaseException:
             end()
             self._file.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pykv.errors import ParamError
 from pykv.ggml import Device, cpu_device, devices, is_remote
 from pykv.isolation import is_possible
+from pykv.models import Placement
 from pykv.runtime.isolated.messages import DeviceName
 from pykv.runtime.placing import Overrides, device_named
 
@@ -49,6 +51,17 @@ def all_named(placing: Placing) -> NamedPlacing:
     if not isinstance(overrides, Mapping):
         return names, n_gpu_layers, tensor_split, overrides
     return names, n_gpu_layers, tensor_split, {what: _name(one, "overrides") for what, one in overrides.items()}
+
+
+def here(placement: Placement) -> Placement:
+    """Return a placement of another process with this one's devices, as far as it has them too."""
+    known = {one: one for one in devices()}
+
+    def home(one: Device) -> Device:
+        return known.get(one, one)
+
+    rules = tuple(replace(rule, device=home(rule.device)) for rule in placement.rules)
+    return Placement(home(placement.input), tuple(home(one) for one in placement.layers), home(placement.output), rules)
 
 
 def titles(names: Sequence[str | DeviceName]) -> tuple[str, ...]:
