@@ -74,6 +74,10 @@ class Graph:
             what = ffi.string(lib.ggml_op_desc(node)).decode()
             name = ffi.string(lib.ggml_get_name(node)).decode(errors="replace")
             where = ", ".join(device.name for device in devices)
+            if what == "NONE":  # no operation, but memory that one would read
+                raise UnsupportedOpError(
+                    f"{name!r} is one tensor of {lib.ggml_nbytes(node)} bytes, more than can be read at once on {where}"
+                )
             limit, how = limit_met(node, devices)
             raise UnsupportedOpError(
                 f"{what} of {_types(node)} (node {name!r}) cannot run on {where}{how}", limit=limit or None

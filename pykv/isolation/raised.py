@@ -22,8 +22,9 @@ def again(module: str, name: str, args: tuple[Any, ...], attributes: dict[str, A
     kind = getattr(builtins, name, None) if module == "builtins" else find_class(module, name)
     if not isinstance(kind, type) or not issubclass(kind, BaseException):
         return RuntimeError(f"{name}: {text}")
+    error: BaseException
     if module != "builtins":
-        error: BaseException = kind.__new__(kind, *args)
+        error = _blank(kind, args)
         error.args = args
     elif issubclass(kind, OSError) and len(args) == len(_OF_OSERROR):
         number, what, first, second = args
@@ -35,6 +36,14 @@ def again(module: str, name: str, args: tuple[Any, ...], attributes: dict[str, A
             return RuntimeError(f"{name}: {text}")
     vars(error).update(attributes)
     return error
+
+
+def _blank(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """Return an exception without its own `__init__`, made by the base that lays it out: of several one alone may."""
+    base: type[BaseException] = kind
+    while base.__module__ != "builtins":
+        base = base.__base__ or BaseException
+    return base.__new__(kind, *args)
 
 
 def _is_known(kind: type) -> bool:
