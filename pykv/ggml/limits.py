@@ -80,6 +80,12 @@ LIMITS: tuple[Limit, ...] = (
         Limit(backend, "pieces", "parts of weights", "matrices are laid out anew as they arrive; they are sent whole")
         for backend in ("OpenCL", "CANN")
     ),
+    Limit(
+        "BLAS",
+        "choice",
+        "part in anything unless it is named (devices=['BLAS'])",
+        "it has no memory of its own and helps the CPU with products of many columns; the contract suites pass on it",
+    ),
     Limit("RPC", "loss", "outliving its server", "ggml's client ends the process; only another one can contain that"),
 )
 """The table. Limits that a message names, and those that tests leave a test out for, are found here."""
