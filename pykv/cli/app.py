@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pykv import __version__
-from pykv.cli import demo, devices, inspect, pull, replay, rpc_server, run, state
+from pykv.cli import demo, devices, inspect, plan, pull, replay, rpc_server, run, state
 from pykv.cli.failure import FriendlyGroup
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ for _name, _module in (
     ("pull", pull),
     ("devices", devices),
     ("inspect", inspect),
+    ("plan", plan),
     ("run", run),
     ("demo", demo),
     ("replay", replay),

@@ -18,7 +18,7 @@ from pykv.cli.console import notes, size
 
 DEBUG_VARIABLE = "PYKV_DEBUG"
 
-_ANSWERS_BY_CODE = ("replay", "diff")
+_ANSWERS_BY_CODE = ("replay", "diff", "plan")
 """Commands whose exit code 1 is an answer, so that no failure may end with it."""
 
 _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
@@ -42,7 +42,7 @@ _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
     (
         errors.AllocError,
         "",
-        "take a smaller --ctx, or --type-k q8_0 --type-v q8_0; pykv inspect shows what each needs",
+        "take a smaller --ctx, or --type-k q8_0 --type-v q8_0; pykv plan shows what fits",
     ),
     (
         errors.BackendLost,
