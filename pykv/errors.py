@@ -51,7 +51,8 @@ class ShiftUnsupported(PykvError, NotImplementedError):
 
     Attributes
     ----------
-    reason : why, as one word: "multi_dim_positions", "absolute_positions", "shared_cells".
+    reason : why, as one word: "multi_dim_positions", "absolute_positions", "shared_cells",
+        "recurrent_state".
     """
 
     def __init__(self, reason: str, detail: str) -> None:

@@ -23,6 +23,7 @@ BoolArray = NDArray[np.bool_]
 I32Array = NDArray[np.int32]
 I64Array = NDArray[np.int64]
 F32Array = NDArray[np.float32]
+F64Array = NDArray[np.float64]
 AnyArray = NDArray[Any]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pykv import __version__
-from pykv.cli import demo, devices, inspect, plan, pull, replay, rpc_server, run, state
+from pykv.cli import demo, devices, inspect, plan, pull, quality, replay, rpc_server, run, state
 from pykv.cli.failure import FriendlyGroup
 
 app = typer.Typer(
@@ -49,3 +49,4 @@ for _name, _module in (
     app.command(_name, epilog=f"Example: {_module.EXAMPLE}")(_module.command)
 
 app.add_typer(state.app, name="state")
+app.add_typer(quality.app, name="quality")

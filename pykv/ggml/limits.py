@@ -65,7 +65,7 @@ LIMITS: tuple[Limit, ...] = (
         "products",
         "products of f32 matrices in more than 11 bits, with many columns or with strides",
         "operands are rounded to f16 where the device computes in f16: logits of f32 models are exact to an NMSE of "
-        "3e-5, and to 7e-6 with GGML_VK_DISABLE_F16=1 in the environment",
+        "3e-5, and to 7e-6 with GGML_VK_DISABLE_F16 set in the environment",
     ),
     Limit("Vulkan", *_CUSTOM),
     Limit("CUDA", *_CUSTOM),

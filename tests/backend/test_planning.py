@@ -23,6 +23,9 @@ KINDS: dict[str, TinyFile] = {
     "plain": TinyModel(seed=80, n_layer=4),
     **{arch: next(iter(BY_ARCH[arch].values())) for arch in ("gemma3", "mamba2", "falcon-h1", "lfm2", "deepseek2")},
 }
+PADDING = 32
+"""Bytes that Vulkan adds to a buffer of host memory, where the CPU's part of a graph lies; ggml's sizes lack them."""
+
 PLACES: dict[str, dict[str, Any]] = {
     "all": {"devices": ["Vulkan0"]},
     "the last layer": {"devices": ["Vulkan0"], "n_gpu_layers": 2},
@@ -62,7 +65,11 @@ def test_what_is_planned_is_what_is_allocated(
 ) -> None:
     path = write_tiny(KINDS[kind])
     params = {"n_ctx": 512, "n_ubatch": 64, "n_threads": 1, "attention": attention}
-    assert planned(path, params, **PLACES[place]) == allocated(path, params, **PLACES[place])
+    expected, found = allocated(path, params, **PLACES[place]), planned(path, params, **PLACES[place])
+    stored, compute = expected["CPU"]
+    assert found["Vulkan0"] == expected["Vulkan0"]
+    assert found["CPU"][0] == stored
+    assert 0 <= compute - found["CPU"][1] <= PADDING
 
 
 def test_fewer_layers_are_suggested_where_a_device_is_full(

@@ -116,7 +116,9 @@ context.save_sequence(folder + "/kept", 0, [*PROMPT, first, *said[:-1]])
 said_then = greedy(context, said[-1], 2)
 WHEN
 try:
-    greedy(context, said_then[-1], 50)
+    while True:
+        greedy(context, said_then[-1], 1)
+        context.memory.seq_rm(0, len(PROMPT), -1)
 except BackendLost as error:
     lost = [str(error), list(error.devices), error.last_words, model.closed]
 uses = []
