@@ -12,6 +12,7 @@ from pykv.batch import UBatch
 from pykv.ggml import DType, Graph, GraphInput, Tensor, ops
 from pykv.memory import LayerSpec, MassWatch, MemorySpec
 from pykv.memory.memory_graph import AttentionGraph, MemoryGraph, MemoryShape, StateGraph
+from pykv.models.attention_taps import AttentionTaps
 from pykv.typing import AnyArray, BoolArray
 
 Fill = Callable[[AnyArray, UBatch], None]
@@ -28,12 +29,14 @@ class GraphShape:
     n_outputs : tokens whose logits are wanted.
     watches : what is observed.
     from_embeddings : the ubatch brings embeddings instead of tokens.
+    is_tapped : what attention gives is shown, see `GraphBuilder.taps`.
     """
 
     memory: MemoryShape
     n_outputs: int
     watches: tuple[MassWatch, ...] = ()
     from_embeddings: bool = False
+    is_tapped: bool = False
 
     @property
     def n_tokens(self) -> int:
@@ -50,17 +53,21 @@ class GraphBuilder:
     ----------
     arena : where operations of `pykv.ggml.ops` put their nodes.
     memory : the memory's part of the graph; `kv` and `states` are what a model uses of it.
+    taps : shows what attention gives, None where that is not wanted, or no layer attends.
     """
 
     def __init__(self, graph: Graph, spec: MemorySpec, shape: GraphShape, memory: MemoryGraph) -> None:
         self.graph, self.shape, self.arena = graph, shape, graph.arena
         self.memory, self._spec = memory, spec
         self._inputs: dict[str, tuple[GraphInput, Fill]] = {}
+        self.taps: AttentionTaps | None = None
 
     @property
     def kv(self) -> AttentionGraph:
         """What stores and attends."""
-        return self.memory.kv
+        if self.shape.is_tapped and self.taps is None:
+            self.taps = AttentionTaps(self.graph, self.memory.kv)
+        return self.taps or self.memory.kv
 
     @property
     def states(self) -> StateGraph:

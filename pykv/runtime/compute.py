@@ -10,6 +10,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from pykv.batch import UBatch
 from pykv.errors import AllocError
 from pykv.ggml import Arena, Backend, Device, Graph, GraphInput, GraphOutput, MisplacedOp, Sched, Tensor, ops
@@ -25,6 +27,7 @@ NODES_PER_ROUTING, NODES_PER_EXPERT = 24, 2
 """What a layer takes beside `nodes_per_layer` to choose a token's experts, and to add up what each makes of it."""
 NODES_PER_MASS = 32
 """Nodes of each layer for each watch."""
+NODES_PER_TAP = 3
 NODES_BESIDE = 64
 
 
@@ -35,6 +38,7 @@ class BuiltGraph:
         self.graph, self.builder, self.logits = graph, builder, logits
         self.shape = builder.shape
         self.inputs: tuple[GraphInput, ...] = builder.inputs
+        self.taps = {} if builder.taps is None else builder.taps.outputs
 
 
 class Compute:
@@ -67,8 +71,12 @@ class Compute:
         self._built: BuiltGraph | None = None
         self.n_reused, self.has_begun = 0, False
 
-    def reserve(self, n_tokens: int, n_outputs: int, watches: Sequence[MassWatch] = ()) -> None:
+    def reserve(
+        self, n_tokens: int, n_outputs: int, watches: Sequence[MassWatch] = (), *, is_tapped: bool = False
+    ) -> None:
         """Allocate compute memory for the largest ubatch, observed by `watches`. Drops the graph at hand.
+
+        With `is_tapped`, also for graphs that show what attention gives.
 
         What was held before is given back first; after an error, nothing is held, unless it was clear before.
 
@@ -82,7 +90,7 @@ class Compute:
         self._arena, self._sched = self._room(len(watches))
         purpose = f"n_ubatch={n_tokens} over {self._memory.n_cells} cells"
         for shape in self._largest(n_tokens, n_outputs, watches):
-            built = self._build(shape)
+            built = self._build(replace(shape, is_tapped=is_tapped))
             built.graph.check_supported(self._sched.devices)
             self._sched.reserve(built.graph, purpose)
         # a host that overcommits grants memory which it lacks, and ends the process when that is written to
@@ -138,9 +146,18 @@ class Compute:
             self._built = None
 
     def run(
-        self, shape: MemoryShape, slot: Any, ubatch: UBatch, out: F32Array, watched: Sequence[Watched] = ()
+        self,
+        shape: MemoryShape,
+        slot: Any,
+        ubatch: UBatch,
+        out: F32Array,
+        watched: Sequence[Watched] = (),
+        *,
+        is_tapped: bool = False,
     ) -> tuple[Mapping[int, Tensor], ...]:
         """Compute a ubatch whose bookkeeping has been applied; writes its logits into `out` (n_outputs, n_vocab).
+
+        With `is_tapped`, `tapped` has what attention gave.
 
         Returns
         -------
@@ -152,13 +169,22 @@ class Compute:
         """
         self.has_begun = False
         watches = tuple(one.watch for one in watched)
-        built = self._graph_for(GraphShape(shape, len(out), watches, ubatch.token is None))
+        built = self._graph_for(GraphShape(shape, len(out), watches, ubatch.token is None, is_tapped))
         built.builder.fill(slot, ubatch, [one.chosen for one in watched])
         self.has_begun = True
         self._sched.compute(built.graph)
         if built.logits is not None:
             built.logits.read_into(out)
         return built.builder.memory.masses
+
+    def tapped(self) -> dict[int, F32Array]:
+        """Return what attention gave to the tokens of the ubatch computed last: layer → (n_tokens, n_embd) f32."""
+        assert self._built is not None, "a ubatch was computed"
+        found = {}
+        for il, output in self._built.taps.items():
+            found[il] = np.empty((output.tensor.ne[1], output.tensor.ne[0]), np.float32)
+            output.read_into(found[il])
+        return found
 
     def close(self) -> None:
         self._built = None
@@ -195,6 +221,8 @@ class Compute:
             one.bind()
         if built.logits is not None:
             built.logits.bind()
+        for tap in built.taps.values():
+            tap.bind()
         self._built = built
         return built
 
@@ -228,5 +256,5 @@ def _n_nodes(model: Architecture, n_states: int, n_watches: int) -> int:
     hparams = model.hparams
     n_used = hparams.n_expert_used
     routed = NODES_PER_ROUTING + NODES_PER_EXPERT * n_used if n_used else 0
-    per_layer = model.nodes_per_layer + routed + NODES_PER_MASS * n_watches
+    per_layer = model.nodes_per_layer + routed + NODES_PER_MASS * n_watches + NODES_PER_TAP
     return NODES_BESIDE + per_layer * hparams.n_layer + model.nodes_per_snapshot * n_states

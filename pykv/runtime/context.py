@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from pykv.batch import Batch, BatchBuilder, BatchLimits, ValidBatch, validate
+from pykv.batch import Batch, BatchBuilder, BatchLimits, UBatch, ValidBatch, validate
 from pykv.errors import ComputeCancelled, ConcurrentUseError, NoSlotError, ParamError, UseAfterCloseError
 from pykv.ggml import Backend, cpu_device
 from pykv.memory import AttentionMass, AttentionPlan, Memory, MemoryContext, make_memory
@@ -60,6 +61,8 @@ class Context(SavedStates):
         self.attention = self._choice.plan
         self.traces: list[Trace] = []
         self._observers: tuple[Observer, ...] = ()
+        self._is_tapped = False  # whether compute memory is held for `decode_tapped`
+        self._tapped: dict[int, F32Array] | None = None
         self.memory: Memory = make_memory(
             spec,
             memory_settings(self.params, self.attention),
@@ -104,20 +107,31 @@ class Context(SavedStates):
         UseAfterCloseError, ConcurrentUseError : closed, or in use: by another thread, or by what a signal handler of
             this one interrupts.
         """
-        if self._decodes:
-            raise ConcurrentUseError("the context is decoding already; one thread at a time, and one decode")
-        with self.memory.guard:
-            self._require_open()
-            self._decodes = True
+        with self._decoding():
+            self._decode(batch)
+
+    def decode_tapped(self, batch: Batch | BatchBuilder) -> dict[int, F32Array]:
+        """Decode a batch, and return what each layer's attention gave: to find where two computations part.
+
+        Slower than `decode`, and the first call takes more scratch memory, which the context keeps.
+
+        Returns
+        -------
+        Layer → (n_tokens, n_head * n_embd_head_v) float32, rows in the order of the batch; of layers that attend.
+
+        Raises
+        ------
+        As `decode`. AllocError too where that memory cannot be had; nothing has changed then.
+        """
+        with self._decoding():
+            if not self._is_tapped:
+                self._make_room_for_taps()
+            self._tapped = {}
             try:
-                if self.traces:
-                    self._decode_heard(batch)
-                else:
-                    self._decode(batch)
+                self._decode(batch)
+                return self._tapped
             finally:
-                with self._cancel_lock:  # a cancel() until here was for this decode, not for the next
-                    self._cancel.clear()
-                    self._decodes = False
+                self._tapped = None
 
     def cancel(self) -> None:
         """Stop the `decode` that runs in another thread, soon. Does nothing if none runs."""
@@ -274,7 +288,29 @@ class Context(SavedStates):
 
     # mechanism
 
+    @contextmanager
+    def _decoding(self) -> Iterator[None]:
+        """Be the one who decodes."""
+        if self._decodes:
+            raise ConcurrentUseError("the context is decoding already; one thread at a time, and one decode")
+        with self.memory.guard:
+            self._require_open()
+            self._decodes = True
+            try:
+                yield
+            finally:
+                with self._cancel_lock:  # a cancel() until here was for this decode, not for the next
+                    self._cancel.clear()
+                    self._decodes = False
+
     def _decode(self, batch: Batch | BatchBuilder) -> None:
+        """Decode, and tell the traces what came of it where there are any."""
+        if self.traces:
+            self._decode_heard(batch)
+        else:
+            self._decode_silently(batch)
+
+    def _decode_silently(self, batch: Batch | BatchBuilder) -> None:
         if not isinstance(batch, (Batch, BatchBuilder)):
             raise ParamError(f"batch={batch!r} must be a pykv.Batch")
         if len(batch) > self.n_ctx:
@@ -292,13 +328,12 @@ class Context(SavedStates):
         self._logits, self._wanted = outputs.in_batch_order(), valid.output
 
     def _decode_heard(self, batch: Batch | BatchBuilder) -> None:
-        """Decode, and tell the traces what came of it."""
         from pykv.runtime.trace.heard_batch import HeardBatch
 
         heard = HeardBatch.of(batch, self._limits, self.memory)
         result: object = "ok"
         try:
-            self._decode(batch)
+            self._decode_silently(batch)
         except BaseException as error:
             result = error
             raise
@@ -321,7 +356,10 @@ class Context(SavedStates):
         shape = plan.apply(i)
         try:
             room = outputs.room_for(ubatch.batch_idxs[ubatch.output])
-            masses = self._compute.run(shape, plan.slots[i], ubatch, room, watched)
+            is_tapped = self._tapped is not None
+            masses = self._compute.run(shape, plan.slots[i], ubatch, room, watched, is_tapped=is_tapped)
+            if is_tapped:
+                self._note_taps(ubatch, sum(len(one.batch_idxs) for one in plan.ubatches))
         except BaseException:
             self._compute.drop_graph()
             plan.retract(i, touched=self._compute.has_begun)
@@ -335,6 +373,23 @@ class Context(SavedStates):
         """Return memory for the logits of a batch, (n, n_vocab)."""
         return np.empty((n, self.model.hparams.n_vocab), np.float32)
 
+    def _make_room_for_taps(self) -> None:
+        """Hold compute memory for graphs that show what attention gives, or leave all as it is."""
+        self._is_tapped = True
+        try:
+            self._reserve(self._observers)
+        except BaseException:
+            self._is_tapped = False
+            self._reserve(self._observers)
+            raise
+
+    def _note_taps(self, ubatch: UBatch, n_tokens: int) -> None:
+        """Put what attention gave to a ubatch's tokens where they stand in the batch."""
+        assert self._tapped is not None, "asked for"
+        for il, rows in self._compute.tapped().items():
+            whole = self._tapped.setdefault(il, np.empty((n_tokens, rows.shape[1]), np.float32))
+            whole[ubatch.batch_idxs] = rows
+
     def _make_compute(self) -> Compute:
         params, model = self.params, self.model
         devices = [d for d in model.placement.devices if d.kind != "cpu"] + [cpu_device()]
@@ -347,7 +402,7 @@ class Context(SavedStates):
         n_tokens, n_outputs = self.params.widest_ubatch
         n_seqs = self.params.n_seq_max if self.params.kv_unified else 1
         watches = [observer.widest(n_tokens, n_seqs) for observer in observers]
-        self._compute.reserve(n_tokens, n_outputs, watches)
+        self._compute.reserve(n_tokens, n_outputs, watches, is_tapped=self._is_tapped)
 
     def _unobserve(self, observer: Observer) -> None:
         with self.memory.guard:

@@ -63,6 +63,15 @@ class IsolatedContext(Context):
 
     def decode(self, batch: Batch | BatchBuilder) -> None:
         """See `Context.decode`; besides, `BackendLost` if the process of the model ends."""
+        self._ask_decode("decode", batch)
+
+    def decode_tapped(self, batch: Batch | BatchBuilder) -> dict[int, F32Array]:
+        """See `Context.decode_tapped`."""
+        (tapped,) = self._ask_decode("decode_tapped", batch)
+        return dict(tapped)
+
+    def _ask_decode(self, what: str, batch: Batch | BatchBuilder) -> tuple[Any, ...]:
+        """Let a batch be decoded; returns what is told beside the logits."""
         if self._decodes:
             raise ConcurrentUseError("the context is decoding already; one thread at a time, and one decode")
         with self._remote.entered():
@@ -72,7 +81,7 @@ class IsolatedContext(Context):
             parts = WireBatch.of(batch.build() if isinstance(batch, BatchBuilder) else batch)
             self._decodes = True
             try:
-                rows, wanted = self._link.ask("decode", self._ref.number, *parts, begun=self._begun, take=self._rows)
+                rows, wanted, *more = self._link.ask(what, self._ref.number, *parts, begun=self._begun, take=self._rows)
             except _CHANGE_NOTHING:
                 raise
             except BaseException:
@@ -80,6 +89,7 @@ class IsolatedContext(Context):
                 raise
             else:
                 self._logits, self._wanted = rows, wanted
+                return tuple(more)
             finally:
                 with self._cancel_lock:
                     self._decodes, self._unwanted, self._request = False, False, 0
@@ -207,12 +217,14 @@ class IsolatedContext(Context):
         if self._unwanted and self._request:
             self._link.cancel(self._request)
 
-    def _rows(self, reply: tuple[int, bytes]) -> tuple[F32Array, Any]:
-        """Return a copy of the logits that lie in the region now, and which tokens have some."""
-        n, n_vocab = reply[0], self.model.hparams.n_vocab
-        rows = np.frombuffer(self._link.region.view(4 * n * n_vocab), np.float32).reshape(n, n_vocab).copy()
+    def _rows(self, reply: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the logits, which may lie in the region while the reply counts them, and what else was told."""
+        rows, n_vocab = reply[0], self.model.hparams.n_vocab
+        if isinstance(rows, int):
+            there = self._link.region.view(4 * rows * n_vocab)
+            rows = np.frombuffer(there, np.float32).reshape(rows, n_vocab).copy()
         rows.flags.writeable = False
-        return rows, np.frombuffer(reply[1], np.bool_)
+        return rows, np.frombuffer(reply[1], np.bool_), *reply[2:]
 
     def _get(self, name: str) -> Any:
         self._require_open()

@@ -51,7 +51,7 @@ class Server:
         self._service.run(self.handle, lambda number: self._objects.pop(number, None))
 
     def handle(self, what: str, *args: Any) -> Any:
-        """Do what is asked: "plan", "load", "memory_plan", "context", "decode", "call", "get" or "take"."""
+        """Do what is asked: one of the methods from `load` to `take`."""
         return getattr(self, what)(*args)
 
     def load(
@@ -112,6 +112,17 @@ class Server:
         self._service.stoppable(context.stop)
         context.decode(WireBatch(*parts).batch())
         return context.leave_rows()
+
+    def decode_tapped(self, number: int, *parts: Any) -> tuple[F32Array, bytes, dict[int, F32Array]]:
+        """Decode; returns the logits, which tokens have some, and what each layer's attention gave.
+
+        All of it in the reply, whose large arrays would take the place of logits in the region.
+        """
+        context: ServedContext = self._objects[number]
+        self._service.stoppable(context.stop)
+        tapped = context.decode_tapped(WireBatch(*parts).batch())
+        rows = np.array(context.logits)
+        return rows, context.leave_rows()[1], tapped
 
     def call(self, number: int, name: str, args: tuple[Any, ...], more: dict[str, Any], folder: str | None) -> Any:
         """Call a method of an object, or of what it has: "memory.seq_rm"."""
