@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pykv import parity, quality
     from pykv.batch import Batch
     from pykv.errors import PykvError
     from pykv.memory import AttentionMass, KVCache, KVSettings, LayerSpec, MemorySpec
@@ -36,6 +37,9 @@ _HOMES = {
     "plan": "pykv.runtime.planning",
 }
 
+_MODULES = ("parity", "quality")
+"""Packages that may be used without importing them by name."""
+
 __all__ = [
     "AttentionMass",
     "Batch",
@@ -50,15 +54,17 @@ __all__ = [
     "SamplingParams",
     "__version__",
     "open_state",
+    "parity",
     "plan",
+    "quality",
 ]
 
 
 def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
-    if home is None:
+    if home is None and name not in _MODULES:
         raise AttributeError(f"module 'pykv' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    value = importlib.import_module(f"pykv.{name}") if home is None else getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

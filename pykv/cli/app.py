@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pykv import __version__
-from pykv.cli import demo, devices, inspect, plan, pull, quality, replay, rpc_server, run, state
+from pykv.cli import demo, devices, inspect, parity, plan, pull, quality, replay, rpc_server, run, state
 from pykv.cli.failure import FriendlyGroup
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ for _name, _module in (
     ("devices", devices),
     ("inspect", inspect),
     ("plan", plan),
+    ("parity", parity),
     ("run", run),
     ("demo", demo),
     ("replay", replay),

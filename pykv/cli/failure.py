@@ -18,7 +18,7 @@ from pykv.cli.console import notes, size
 
 DEBUG_VARIABLE = "PYKV_DEBUG"
 
-_ANSWERS_BY_CODE = ("replay", "diff", "plan")
+_ANSWERS_BY_CODE = ("replay", "diff", "plan", "parity")
 """Commands whose exit code 1 is an answer, so that no failure may end with it."""
 
 _HINTS: tuple[tuple[type[Exception], str, str], ...] = (

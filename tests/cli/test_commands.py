@@ -20,7 +20,7 @@ from pykv import cli, errors, memory
 from pykv.cli import devices, failure
 from pykv.cli.app import app
 
-COMMANDS = ("pull", "devices", "inspect", "plan", "run", "demo", "replay", "rpc-server", "state", "quality")
+COMMANDS = ("pull", "devices", "inspect", "plan", "parity", "run", "demo", "replay", "rpc-server", "state", "quality")
 
 
 def pykv_(*args: str):
