@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pykv import parity, quality
     from pykv.batch import Batch
     from pykv.errors import PykvError
     from pykv.memory import AttentionMass, KVCache, KVSettings, LayerSpec, MemorySpec

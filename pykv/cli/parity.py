@@ -59,7 +59,7 @@ def command(
 
     Ends with 0 if rounding explains all differences, with 1 if not.
     """
-    import pykv
+    from pykv.parity import compare
 
     if plot is not None:
         from pykv.parity import drawing
@@ -74,7 +74,7 @@ def command(
     }
     names = [*options.listed(devices), *(f"rpc://{endpoint}" for endpoint in options.listed(rpc))]
     with slow_bar("comparing") as on_step:
-        report = pykv.parity.compare(
+        report = compare(
             model_path(model),
             names,
             trace=trace,

@@ -47,6 +47,7 @@ class Compute:
     Attributes
     ----------
     n_reused : ubatches that ran on the graph of the one before.
+    is_tapped : whether graphs show what attention gives, see `tapped`.
     has_begun : whether the last `run` has come to compute, so that stored rows may have been written.
 
     Parameters
@@ -69,7 +70,7 @@ class Compute:
         self._n_states = n_rs_seq * sum(layer.state is not None for layer in memory.spec.layers)
         self._arena, self._sched = self._room(0)
         self._built: BuiltGraph | None = None
-        self.n_reused, self.has_begun = 0, False
+        self.n_reused, self.has_begun, self.is_tapped = 0, False, False
 
     def reserve(
         self, n_tokens: int, n_outputs: int, watches: Sequence[MassWatch] = (), *, is_tapped: bool = False
@@ -146,18 +147,9 @@ class Compute:
             self._built = None
 
     def run(
-        self,
-        shape: MemoryShape,
-        slot: Any,
-        ubatch: UBatch,
-        out: F32Array,
-        watched: Sequence[Watched] = (),
-        *,
-        is_tapped: bool = False,
+        self, shape: MemoryShape, slot: Any, ubatch: UBatch, out: F32Array, watched: Sequence[Watched] = ()
     ) -> tuple[Mapping[int, Tensor], ...]:
         """Compute a ubatch whose bookkeeping has been applied; writes its logits into `out` (n_outputs, n_vocab).
-
-        With `is_tapped`, `tapped` has what attention gave.
 
         Returns
         -------
@@ -169,7 +161,7 @@ class Compute:
         """
         self.has_begun = False
         watches = tuple(one.watch for one in watched)
-        built = self._graph_for(GraphShape(shape, len(out), watches, ubatch.token is None, is_tapped))
+        built = self._graph_for(GraphShape(shape, len(out), watches, ubatch.token is None, self.is_tapped))
         built.builder.fill(slot, ubatch, [one.chosen for one in watched])
         self.has_begun = True
         self._sched.compute(built.graph)

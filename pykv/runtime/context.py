@@ -126,12 +126,12 @@ class Context(SavedStates):
         with self._decoding():
             if not self._is_tapped:
                 self._make_room_for_taps()
-            self._tapped = {}
+            self._tapped, self._compute.is_tapped = {}, True
             try:
                 self._decode(batch)
                 return self._tapped
             finally:
-                self._tapped = None
+                self._tapped, self._compute.is_tapped = None, False
 
     def cancel(self) -> None:
         """Stop the `decode` that runs in another thread, soon. Does nothing if none runs."""
@@ -356,9 +356,8 @@ class Context(SavedStates):
         shape = plan.apply(i)
         try:
             room = outputs.room_for(ubatch.batch_idxs[ubatch.output])
-            is_tapped = self._tapped is not None
-            masses = self._compute.run(shape, plan.slots[i], ubatch, room, watched, is_tapped=is_tapped)
-            if is_tapped:
+            masses = self._compute.run(shape, plan.slots[i], ubatch, room, watched)
+            if self._tapped is not None:
                 self._note_taps(ubatch, sum(len(one.batch_idxs) for one in plan.ubatches))
         except BaseException:
             self._compute.drop_graph()
