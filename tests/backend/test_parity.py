@@ -33,7 +33,9 @@ IN_F16 = 2e-4
 def parity(path: Path, devices: str, *args: str, in_f32: bool = False) -> dict[str, Any]:
     """Compare devices; returns what the command says in JSON, where rounding explains all."""
     command = python_command("-c", "from pykv.cli import main; main()", "parity", "-m", str(path))
-    environment = child_environment() | ({"GGML_VK_DISABLE_F16": "1"} if in_f32 else {})
+    environment = child_environment() | {"GGML_VK_DISABLE_F16": "1"}
+    if not in_f32:
+        del environment["GGML_VK_DISABLE_F16"]
     done = subprocess.run(
         [*command, "--devices", devices, "--json", "-", *args],
         env=environment,

@@ -132,7 +132,7 @@ class Named(BufferType):
 
 
 def named(label: str) -> Named:
-    return Named(cpu_device().buffer_type.ptr, label)
+    return Named(cpu_device().buffer_type.ptr, label=label)
 
 
 def test_one_allocation_for_each_buffer_type_in_the_order_of_names() -> None:

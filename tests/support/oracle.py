@@ -72,7 +72,7 @@ class Oracle:
     """A llama.cpp process. Close it, or use it in a `with` statement; a lost child fails the next call."""
 
     def __init__(self, python: str) -> None:
-        self._posted = ""
+        self._posted, self._n_unread = "", 0
         self._child = subprocess.Popen(
             [python, str(WORKER)],
             stdin=subprocess.PIPE,
@@ -105,6 +105,7 @@ class Oracle:
         assert not self._posted, f"{self._posted} has not been collected"
         data = pickle.dumps((method, args, kwargs), protocol=5)
         self._posted = f"{method}{args!r:.200}"
+        self._n_unread += 1
         with suppress(BrokenPipeError):  # the reply, which is missing then, tells
             self._child.stdin.write(struct.pack("<Q", len(data)) + data)
             self._child.stdin.flush()
@@ -116,10 +117,12 @@ class Oracle:
     def _reply(self) -> tuple[Any, float]:
         assert self._child.stdout is not None
         posted, self._posted = self._posted, ""
-        header = self._child.stdout.read(8)
-        if len(header) < 8:
-            raise OracleError(f"llama.cpp's process ended with {self._child.wait()} in {posted}")
-        ok, result, seconds = pickle.loads(self._child.stdout.read(struct.unpack("<Q", header)[0]))
+        while self._n_unread:  # the reply to a call that ran out of time comes first
+            header = self._child.stdout.read(8)
+            if len(header) < 8:
+                raise OracleError(f"llama.cpp's process ended with {self._child.wait()} in {posted}")
+            ok, result, seconds = pickle.loads(self._child.stdout.read(struct.unpack("<Q", header)[0]))
+            self._n_unread -= 1
         if not ok:
             raise OracleError(f"{posted}: {result}")
         return result, seconds
